@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -10,11 +11,76 @@ import numpy as np
 
 from ringar.collectives.agree import first, same, together
 from ringar.job import place
-from ringar.parallel.pipeline import balance, cut
+from ringar.parallel.pipeline import balance, checks, cut
+from ringar.parallel.pipeline.batch import Reader
 from ringar.parallel.pipeline.decoupling import Decoupling, Synthesizers
-from ringar.parallel.pipeline.schedule import SYNTHETIC
+from ringar.parallel.pipeline.schedule import SYNTHETIC, Schedule
+from ringar.parallel.pipeline.schedule import schedule as schedule_named
 from ringar.sharding import grid as grids
 from ringar.sharding.grid import Grid
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Hold what the ranks of a pipeline have agreed on, and this rank's module.
+
+    Attributes:
+        grid: the grid of modules and replicas.
+        schedule_name: the name of the schedule.
+        schedule: the schedule of this rank's module.
+        shrinking: multiplies the gradients that cross a cut.
+        cuts: the names of the layers after which the model is cut.
+        network: the network of this rank's module.
+        synthesizers: those of this rank's module; None with a schedule that waits for gradients.
+        reader: reads batches as the whole model takes them.
+        output_names: the names of the outputs of the whole model.
+    """
+
+    grid: Grid
+    schedule_name: str
+    schedule: Schedule
+    shrinking: float
+    cuts: tuple[str, ...]
+    network: cut.Network
+    synthesizers: Synthesizers | None
+    reader: Reader
+    output_names: list[str]
+
+    def __str__(self) -> str:
+        return f"schedule={self.schedule_name!r}, {self.grid.model} modules"
+
+
+def layout(
+    model: keras.Model,
+    plan: Decoupling,
+    *,
+    modules: int | None,
+    grid: Grid | None,
+    schedule: str,
+    cuts: Sequence[str] | None,
+    microbatches: int,
+    shrinking: float,
+    batch_size: int,
+) -> Layout:
+    """Check the arguments of a pipeline, and cut its model. Collective over all ranks."""
+    check_arguments(
+        model, modules=modules, grid=grid, schedule=schedule, cuts=cuts,
+        microbatches=microbatches, shrinking=shrinking, **plan.describe(),
+    )  # fmt: skip
+    grid = grid_for(grid, modules)
+    checks.check_options(microbatches, shrinking)
+    actions = schedule_named(schedule, grid.part, grid.model, microbatches)
+    graph = cut.Graph.of(model)
+    if grid.model > 1:
+        checks.check_dtypes(graph)
+    places = places_for(graph, grid, cuts, batch_size)
+    network = cut.network(graph, places, grid.part)
+    return Layout(
+        grid, schedule, actions, float(shrinking),
+        tuple(graph.nodes[place - 1].operation.name for place in places),
+        network, synthesizers_for(schedule, plan, graph, network, grid),
+        Reader(graph.model), list(graph.model.output_names),
+    )  # fmt: skip
 
 
 def check_arguments(model: keras.Model, **arguments: Any) -> None:
@@ -23,7 +89,8 @@ def check_arguments(model: keras.Model, **arguments: Any) -> None:
     Raises:
         ValueError: on every rank, if they differ.
     """
-    layers = {f"layer {number} of `model`": its for number, its in enumerate(cut.describe(model))}
+    texts = enumerate(cut.describe(model))
+    layers = {f"layer {number} of `model`": text for number, text in texts}
     same(
         {f"`{name}`": repr(value) for name, value in arguments.items()} | layers,
         caller="ringar.parallel.Pipelined",
@@ -34,16 +101,18 @@ def check_arguments(model: keras.Model, **arguments: Any) -> None:
 
 def grid_for(grid: Grid | None, modules: int | None) -> Grid:
     """Return the grid of the modules: the user's, the current or a new one."""
-    found = grids.resolve(grid, "Pipelined") if grid is not None else grids.current()
-    if grid is None and (found is None or modules not in (None, found.model)):
-        return Grid(model=place.size() if modules is None else modules)
-    assert found is not None
-    if modules not in (None, found.model):
+    if grid is None:
+        current = grids.current()
+        if current is None or modules not in (None, current.model):
+            return Grid(model=place.size() if modules is None else modules)
+        return current
+    grid = grids.resolve(grid, "Pipelined")
+    if modules not in (None, grid.model):
         raise ValueError(
             "`modules` must be the number of parts of the grid. "
-            f"Received: modules={modules}, grid={found}"
+            f"Received: modules={modules}, grid={grid}"
         )
-    return found
+    return grid
 
 
 def places_for(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,12 +13,22 @@ from ringar.collectives import allgather_object
 from ringar.collectives.agree import same
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
+from ringar.job import place
 from ringar.keras import checks, description, moving_statistics
 from ringar.keras.callbacks import Distributed
 from ringar.keras.synchronize import average_logs, broadcast_model
 from ringar.sharding.grid import Grid
 
 _RATES = Call("allgather", name="learning rates")
+
+
+def named(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments by name, without a progress bar on ranks other than 0."""
+    arguments = inspect.signature(method).bind(*args, **kwargs).arguments
+    arguments |= arguments.pop("kwargs", {})
+    return arguments if place.rank() == 0 else {**arguments, "verbose": 0}
 
 
 def aligned(callbacks: Any, grid: Grid) -> list[Any]:

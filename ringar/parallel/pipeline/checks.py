@@ -67,12 +67,21 @@ def check_scale(optimizer: keras.optimizers.Optimizer) -> None:
         )
 
 
+def check_steps(steps_per_execution: int) -> None:
+    """Raise a ValueError unless each execution is one step."""
+    if steps_per_execution != 1:
+        raise ValueError(
+            "`steps_per_execution` must be 1 for a model in several modules. "
+            f"Received: steps_per_execution={steps_per_execution}"
+        )
+
+
 def check_losses(loss: Any) -> None:
     """Raise a ValueError for losses that are not means over the batch."""
-    for one in keras.tree.flatten(loss):
-        reduction = getattr(one, "reduction", "mean")
+    for part in keras.tree.flatten(loss):
+        reduction = getattr(part, "reduction", "mean")
         if reduction not in _MEAN:
             raise ValueError(
                 'The losses must be means over the batch with schedule="microbatch". '
-                f"Received: loss={one}, reduction={reduction!r}"
+                f"Received: loss={part}, reduction={reduction!r}"
             )

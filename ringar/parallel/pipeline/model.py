@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -12,21 +11,17 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import allgather_object, broadcast_object
-from ringar.collectives.agree import first
 from ringar.collectives.dtypes import Arrays, Examples
 from ringar.job import place
 from ringar.keras import keras_2
-from ringar.keras.optimizer import DistributedOptimizer
-from ringar.parallel.pipeline import agreement, checks, cut, state
-from ringar.parallel.pipeline.batch import Batch, Reader, check_same
-from ringar.parallel.pipeline.callback import aligned
+from ringar.parallel.pipeline import agreement, checks, state
+from ringar.parallel.pipeline.batch import Batch
+from ringar.parallel.pipeline.callback import aligned, named
 from ringar.parallel.pipeline.decoupling import Choice, Decoupling
-from ringar.parallel.pipeline.metrics import Metrics
-from ringar.parallel.pipeline.module import Event, Module
+from ringar.parallel.pipeline.execution import Execution, compiler
+from ringar.parallel.pipeline.module import Event
 from ringar.parallel.pipeline.recording import Log
 from ringar.parallel.pipeline.replay import replay
-from ringar.parallel.pipeline.schedule import schedule as schedule_named
-from ringar.parallel.pipeline.synthetic import SyntheticModule
 from ringar.sharding.grid import Grid
 
 Loss: TypeAlias = "str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
@@ -127,32 +122,16 @@ class Pipelined(keras.Model):
             synthesizer, conditioned, update_probability, synthetic_inputs, bp_lambda, ahead,
             synthesizer_optimizer,
         )  # fmt: skip
-        agreement.check_arguments(
-            model, modules=modules, grid=grid, schedule=schedule, cuts=cuts,
-            microbatches=microbatches, shrinking=shrinking, **plan.describe(),
+        self._layout = layout = agreement.layout(
+            model, plan, modules=modules, grid=grid, schedule=schedule, cuts=cuts,
+            microbatches=microbatches, shrinking=shrinking, batch_size=batch_size,
         )  # fmt: skip
-        self.grid = agreement.grid_for(grid, modules)
+        self.grid, self.cuts, self.network = layout.grid, layout.cuts, layout.network.model
         self.modules, self.module = self.grid.model, self.grid.part
-        checks.check_options(microbatches, shrinking)
-        self._schedule_name = schedule
-        self._schedule = schedule_named(schedule, self.module, self.modules, microbatches)
-        self._shrinking = float(shrinking)
-        graph = cut.Graph.of(model)
-        if self.modules > 1:
-            checks.check_dtypes(graph)
-        places = agreement.places_for(graph, self.grid, cuts, batch_size)
-        self.cuts = tuple(graph.nodes[place - 1].operation.name for place in places)
-        self._network = cut.network(graph, places, self.module)
-        self.network = self._network.model
-        self.output_names = list(graph.model.output_names)
-        self._reader = Reader(graph.model)
+        self.output_names, self._reader = layout.output_names, layout.reader
         self._plain = state.Plain(model)
-        self._decoupled = agreement.synthesizers_for(
-            schedule, plan, graph, self._network, self.grid
-        )
-        self._work: Module | None = None
+        self._execution: Execution | None = None
         self._stops = self.stop_requested = False
-        self._first_is_compared = False
         self.built = True
         if getattr(model, "optimizer", None) is not None:
             self.compile(**state.compile_arguments(model))
@@ -160,22 +139,22 @@ class Pipelined(keras.Model):
     @property
     def staleness(self) -> int:
         """The number of steps by which this module's gradients lag behind its activations."""
-        return self._schedule.staleness
+        return self._layout.schedule.staleness
 
     @property
     def in_flight(self) -> int:
         """The number of batches between their forward and their backward pass in this module."""
-        return 0 if self._work is None else self._work.in_flight
+        return 0 if self._execution is None else self._execution.module.in_flight
 
     @property
     def synthesizer(self) -> keras.Model | None:
         """The synthesizer of gradients for this module; None without one."""
-        return None if self._decoupled is None else self._decoupled.gradient
+        return getattr(self._layout.synthesizers, "gradient", None)
 
     @property
     def input_synthesizer(self) -> keras.Model | None:
         """The synthesizer of this module's inputs; None without one."""
-        return None if self._decoupled is None else self._decoupled.inputs
+        return getattr(self._layout.synthesizers, "inputs", None)
 
     # What Keras calls ---------------------------------------------------------------------------
 
@@ -202,50 +181,52 @@ class Pipelined(keras.Model):
         Raises:
             ValueError: an argument does not support modules.
         """
-        optimizer = self._own_optimizer(keras_2.optimizer_of(optimizer, "Pipelined"))
+        optimizer = state.module_optimizer(
+            keras_2.optimizer_of(optimizer, "Pipelined"), self.trainable_variables, self.grid
+        )
         self._jit_compile_as = jit_compile
-        self._compiled_with = (loss, kwargs.get("metrics"), kwargs.get("weighted_metrics"))
+        self._plain.losses = (loss, kwargs.get("metrics"), kwargs.get("weighted_metrics"))
         if self.modules == 1:
             kwargs |= {"jit_compile": jit_compile, "run_eagerly": run_eagerly}
             kwargs["steps_per_execution"] = steps_per_execution
             super().compile(optimizer=optimizer, loss=loss, **kwargs)
             return
-        if steps_per_execution != 1:
-            raise ValueError(
-                "`steps_per_execution` must be 1 for a model in several modules. "
-                f"Received: steps_per_execution={steps_per_execution}"
-            )
-        if self._schedule.parts > 1:
+        checks.check_steps(steps_per_execution)
+        if self._layout.schedule.parts > 1:
             checks.check_losses(loss)
         # A step is plain Python, which sends messages and calls compiled functions.
         kwargs |= {"run_eagerly": True, "jit_compile": False}
         super().compile(optimizer=optimizer, loss=loss, **kwargs)
-        self._prepare(_compiler(run_eagerly, jit_compile is True))
+        self.optimizer.build(self.trainable_variables)
+        if self._execution is not None:
+            self._execution.module.close()
+        self._execution = Execution(self, self._layout, compiler(run_eagerly, jit_compile is True))
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train as any Keras model, on every rank."""
-        arguments = _named(super().fit, args, kwargs)
+        arguments = named(super().fit, args, kwargs)
         if place.size() > 1:
             tf.random.set_seed(broadcast_object(int(np.random.randint(2**31)), name="fit/seed"))
             arguments["callbacks"] = aligned(arguments.get("callbacks"), self.grid)
-        self._first_is_compared = False
+        if self._execution is not None:
+            self._execution.batch_is_compared = False
         return super().fit(**arguments)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as any Keras model, on every rank."""
-        arguments = _named(super().evaluate, args, kwargs)
+        arguments = named(super().evaluate, args, kwargs)
         as_dict = arguments.pop("return_dict", False)
         results = super().evaluate(**arguments, return_dict=True)
         if as_dict:
             return results
         # Keras knows the order of the metrics in the last module only.
-        names = list(results) if self.modules == 1 else self._metrics_of_all.names
+        names = list(results) if self.modules == 1 else self._begun().metrics.names
         values = [results[name] for name in names]
         return values[0] if len(values) == 1 else values
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict as any Keras model, on every rank; all ranks get the outputs."""
-        return super().predict(**_named(super().predict, args, kwargs))
+        return super().predict(**named(super().predict, args, kwargs))
 
     def call(
         self, inputs: Arrays, training: bool | None = None, mask: Arrays | None = None
@@ -257,7 +238,7 @@ class Pipelined(keras.Model):
         if self.modules == 1:
             return self.network(self._reader.inputs(inputs), training=training)
         flat = [tf.convert_to_tensor(tensor) for tensor in self._reader.inputs(inputs)]
-        outputs = self._begun().predict(Batch(flat, inputs))
+        outputs = self._begun().module.predict(Batch(flat, inputs))
         if outputs is not None:
             outputs = keras.tree.map_structure(np.asarray, outputs)
         ranks = self.grid.model_set
@@ -269,23 +250,16 @@ class Pipelined(keras.Model):
         if self.modules == 1:
             logs: dict[str, float] = super().train_step(data)
             return logs
-        batch = self._reader.batch(data)
-        if not self._first_is_compared:
-            self._first_is_compared = True
-            check_same(batch, self.grid.model_set)
-            if self._decoupled is not None:
-                self._decoupled.check_labels(batch.y)
-        work = self._begun()
-        self._update(work.step(batch))
-        return self._metrics_of_all.logs(work.report)
+        return self._begun().step(self._reader.batch(data))
 
     def test_step(self, data: Examples) -> Mapping[str, object]:
         """Send one batch forward through all modules."""
         if self.modules == 1:
             logs: dict[str, float] = super().test_step(data)
             return logs
-        self._begun().predict(self._reader.batch(data), scores=True)
-        return self._metrics_of_all.logs(None)
+        execution = self._begun()
+        execution.module.predict(self._reader.batch(data), scores=True)
+        return execution.metrics.logs(None)
 
     def predict_step(self, data: Examples) -> Arrays:
         """Return the outputs for one batch, on every rank."""
@@ -294,10 +268,10 @@ class Pipelined(keras.Model):
 
     def get_metrics_result(self) -> Mapping[str, object]:
         """Return the metrics so far, on all ranks of the model group. Collective over it."""
-        if self.modules == 1 or self._metrics_of_all.are_local:
+        if self._execution is None or self._execution.metrics.are_local:
             result: dict[str, object] = super().get_metrics_result()
             return result
-        return self._metrics_of_all.share()
+        return self._execution.metrics.share()
 
     @property
     def stop_training(self) -> bool:
@@ -319,9 +293,8 @@ class Pipelined(keras.Model):
 
     def drain(self) -> None:
         """Apply the gradients of the batches in flight. Collective over all ranks."""
-        if self._work is not None:
-            for gradients in self._begun().drain():
-                self._update(gradients)
+        if self._execution is not None:
+            self._begun().drain()
 
     def whole(self) -> keras.Model:
         """Return the plain model with the weights of all modules. Collective over each model group.
@@ -335,10 +308,8 @@ class Pipelined(keras.Model):
         ranks = self.grid.model_set
         model = self._plain.with_weights(self.network, ranks)
         if self.compiled:
-            config = self.get_compile_config()
-            config |= {"run_eagerly": False, "jit_compile": self._jit_compile_as}
-            with self._plain.names(self._compiled_with):
-                model.compile_from_config(config)
+            options = {"run_eagerly": False, "jit_compile": self._jit_compile_as}
+            self._plain.compile(model, self.get_compile_config() | options)
             state.gather_optimizer(model, self.network, self.optimizer, ranks)
         return model
 
@@ -348,12 +319,12 @@ class Pipelined(keras.Model):
         Batches in flight are not saved: a model that is loaded and cut again starts empty.
         """
         model = self.whole()
-        self._write(lambda: model.save(filepath, *args, **kwargs), "save", filepath)
+        state.write(lambda: model.save(filepath, *args, **kwargs), "save", filepath)
 
     def save_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write the weights of the plain model from rank 0. Collective over all ranks."""
         model = self.whole()
-        self._write(lambda: model.save_weights(filepath, *args, **kwargs), "save_weights", filepath)
+        state.write(lambda: model.save_weights(filepath, *args, **kwargs), "save_weights", filepath)
 
     def load_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Load this module's weights from a file of the plain model's weights."""
@@ -363,8 +334,8 @@ class Pipelined(keras.Model):
 
     def record(self, on: bool = True) -> list[Event]:
         """Start or stop recording the events of this module; return those recorded so far."""
-        work = self._begun()
-        recorded, work.events = work.events or [], [] if on else None
+        module = self._begun().module
+        recorded, module.events = module.events or [], [] if on else None
         return recorded
 
     def record_messages(self, on: bool = True) -> list[Log]:
@@ -379,19 +350,12 @@ class Pipelined(keras.Model):
             ValueError: the schedule is not `"synthetic"`, or there are several model groups, or
                 only one module.
         """
-        work = None if self.modules == 1 else self._begun()
-        if not isinstance(work, SyntheticModule) or self.grid.data > 1:
+        if self._layout.synthesizers is None or self.modules == 1 or self.grid.data > 1:
             raise ValueError(
                 'Messages are recorded with schedule="synthetic", several modules and one model '
-                f"group. Received: schedule={self._schedule_name!r}, {self.modules} modules, "
-                f"{self.grid.data} groups"
+                f"group. Received: {self._layout}, {self.grid.data} groups"
             )
-        self.drain()
-        logs = allgather_object(work.log, name="messages", process_set=self.grid.model_set)
-        work.log = None
-        if on:
-            work.record(self.optimizer)
-        return [log for log in logs if log is not None]
+        return self._begun().record_messages(on)
 
     def replay(self, logs: Sequence[Log], data: Iterable[Examples]) -> keras.Model:
         """Repeat a recorded run in this process, without the other ranks.
@@ -410,93 +374,21 @@ class Pipelined(keras.Model):
             ValueError: the schedule is not `"synthetic"`, there is only one module, the model is
                 not compiled, or the logs are not of all modules.
         """
-        if self._decoupled is None or self._work is None or len(logs) != self.modules:
+        if None in (self._layout.synthesizers, self._execution) or len(logs) != self.modules:
             raise ValueError(
                 'A run is replayed by a compiled model with schedule="synthetic", of several '
-                f"modules, with a log of each. Received: schedule={self._schedule_name!r}, "
-                f"{self.modules} modules, {len(logs)} logs"
+                f"modules, with a log of each. Received: {self._layout}, {len(logs)} logs"
             )
         model = self._plain.make()
-        with self._plain.names(self._compiled_with):
-            model.compile_from_config(self.get_compile_config())
-        replay(
-            model, self.cuts, self._decoupled.plan, self._decoupled.seed, logs,
-            [self._reader.batch(batch) for batch in data],
-            ranks=self.grid.model_set, compiled=self._compiled,
-        )  # fmt: skip
+        self._plain.compile(model, self.get_compile_config())
+        batches = [self._reader.batch(batch) for batch in data]
+        replay(model, self._layout, logs, batches, self._begun().compiled)
         return model
 
-    # --------------------------------------------------------------------------------------------
-
-    def _write(self, write: Callable[[], None], method: str, filepath: Any) -> None:
-        first(write, caller=f"Pipelined.{method}", deed=f"to write {str(filepath)!r}")
-
-    def _own_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-        """Return the optimizer of this module, with its part of the state."""
-        checks.check_optimizer(optimizer, self.modules)
-        if optimizer.built and self.modules > 1:
-            optimizer = state.part_of_optimizer(optimizer, self.trainable_variables)
-        if self.grid.data == 1:
-            return optimizer
-        return DistributedOptimizer(optimizer, process_set=self.grid.data_set)
-
-    def _prepare(self, compiled: Callable[[Any], Any]) -> None:
-        """Prepare this rank's module for training."""
-        self._compiled = compiled
-        self.optimizer.build(self.trainable_variables)
-        ranks = self.grid.model_set
-        is_last = self.module == self.modules - 1
-        self._metrics_of_all = Metrics(self, ranks, is_last)
-        if self._work is not None:
-            self._work.close()
-        if self._decoupled is not None:
-            self._work = SyntheticModule(
-                self._network,
-                self._decoupled,
-                ranks=ranks,
-                module=self.module,
-                metrics=self._metrics_of_all,
-                shrinking=self._shrinking,
-                compiled=compiled,
-            )
-        else:
-            self._work = Module(
-                self._network,
-                self._schedule,
-                before=None if self.module == 0 else ranks.ranks[self.module - 1],
-                after=None if is_last else ranks.ranks[self.module + 1],
-                metrics=self._metrics_of_all,
-                shrinking=self._shrinking,
-                compiled=compiled,
-            )
-        self._apply = compiled(
-            lambda gradients: self.optimizer.apply(gradients, self.trainable_variables)
-        )
-
-    def _begun(self) -> Module:
-        if self._work is None:
+    def _begun(self) -> Execution:
+        if self._execution is None:
             raise ValueError(
                 "A pipelined model must be compiled before it is used. Received: one that is not."
             )
-        self._work.begin()
-        return self._work
-
-    def _update(self, gradients: list[tf.Tensor] | None) -> None:
-        if gradients and self.trainable_variables:
-            self._apply(gradients)
-
-
-def _compiler(run_eagerly: bool, jit_compile: bool) -> Callable[[Any], Any]:
-    """Return a decorator that compiles functions."""
-    if run_eagerly:
-        return lambda function: function
-    return tf.function(reduce_retracing=True, jit_compile=jit_compile, autograph=False)
-
-
-def _named(
-    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments by name, without a progress bar on ranks other than 0."""
-    arguments = inspect.signature(method).bind(*args, **kwargs).arguments
-    arguments |= arguments.pop("kwargs", {})
-    return arguments if place.rank() == 0 else {**arguments, "verbose": 0}
+        self._execution.module.begin()
+        return self._execution

@@ -10,17 +10,20 @@ from __future__ import annotations
 import itertools
 import json
 import warnings
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import numpy as np
 
 from ringar.collectives import allgather_object
+from ringar.collectives.agree import first
 from ringar.job.process_sets import ProcessSet
+from ringar.keras.optimizer import DistributedOptimizer
 from ringar.keras.optimizer_copy import copy_of
+from ringar.parallel.pipeline import checks
 from ringar.sharding import slots
+from ringar.sharding.grid import Grid
 
 State = dict[Any, Any]
 
@@ -30,10 +33,14 @@ class Plain:
 
     Args:
         model: the model before it is cut.
+
+    Attributes:
+        losses: the losses and metrics with which the pipeline was compiled.
     """
 
     def __init__(self, model: keras.Model) -> None:
         self._description = json.dumps(keras.saving.serialize_keras_object(model))
+        self.losses: Any = None
         self._types = {
             type(layer).__name__: type(layer)
             for layer in model._flatten_layers()
@@ -48,14 +55,15 @@ class Plain:
             description, custom_objects=self._types, safe_mode=False
         )
 
-    def names(self, used: Any) -> AbstractContextManager[Any]:
-        """Return a context that finds the user's own losses and metrics by name."""
+    def compile(self, model: keras.Model, config: dict[str, Any]) -> None:
+        """Compile a copy by the config of a pipeline, with the user's own losses and metrics."""
         types = dict(self._types)
-        for one in keras.tree.flatten(used):
-            if one is not None and not isinstance(one, str):
-                kind = one if hasattr(one, "__name__") else type(one)
+        for loss in keras.tree.flatten(self.losses):
+            if loss is not None and not isinstance(loss, str):
+                kind = loss if hasattr(loss, "__name__") else type(loss)
                 types[kind.__name__] = kind
-        return keras.saving.custom_object_scope(types)
+        with keras.saving.custom_object_scope(types):
+            model.compile_from_config(config)
 
     def with_weights(self, network: keras.Model, ranks: ProcessSet) -> keras.Model:
         """Return a model with the weights of all modules. Collective over the model group.
@@ -69,6 +77,11 @@ class Plain:
         for state in allgather_object(own, name="weights of modules", process_set=ranks):
             set_layer_weights(model, state)
         return model
+
+
+def write(save: Callable[[], None], method: str, path: Any) -> None:
+    """Write a file from rank 0. Collective over all ranks."""
+    first(save, caller=f"Pipelined.{method}", deed=f"to write {str(path)!r}")
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
@@ -154,6 +167,18 @@ def part_of_optimizer(
     for key, variable in zip(_keys(part, places), part.variables, strict=True):
         variable.assign(state[key])
     return part
+
+
+def module_optimizer(
+    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable], grid: Grid
+) -> keras.optimizers.Optimizer:
+    """Return the optimizer of this rank's module, with its part of the state."""
+    checks.check_optimizer(optimizer, grid.model)
+    if optimizer.built and grid.model > 1:
+        optimizer = part_of_optimizer(optimizer, variables)
+    if grid.data == 1:
+        return optimizer
+    return DistributedOptimizer(optimizer, process_set=grid.data_set)
 
 
 def _places(model: keras.Model) -> dict[int, tuple[Any, ...]]:

@@ -3,10 +3,12 @@
 A job takes one way through these files. The request becomes a choice, and the choice a plan; plans
 are plain data:
 
-    options.py -> request.py -> choose.py (launcher, hosts, number of ranks)
-        -> plan.py (program.py) -> fork.py
-        -> mpi_plan.py (openmpi.py, hydra.py, srun.py) -> preflight.py -> supervisor.py
-             -> mpirun or srun -> on each host, for each rank: guard.py
+    command_line/options.py -> plan/request.py -> start/choose.py (launcher, hosts, number of ranks)
+        -> plan/job_plan.py (program.py) -> start/fork.py
+        -> start/hosts_plan.py (openmpi.py, hydra.py, srun.py, spread.py) -> start/preflight.py
+             -> start/supervisor.py -> one command -> on each host: start/guard.py or host_guard.py
+
+Whatever is started, `supervise/runner.py` watches it and ends it.
 
 No file here imports TensorFlow, NumPy or MPI: a job starts within a fraction of a second.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ringar.launchers.cli import main
+from ringar.launchers.command_line.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -76,7 +76,7 @@ from .keras import predict as predict
 from .keras import separate_seeds as separate_seeds
 from .keras import set_random_seed as set_random_seed
 from .keras import sharded_weights as sharded_weights
-from .launchers.run import run as run
+from .launchers.function.run import run as run
 from .research.codistillation.codistillation import Codistillation as Codistillation
 from .research.hogwild.hogwild import Hogwild as Hogwild
 from .version import __version__ as __version__

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ringar.errors import RankError
-from ringar.launchers import cluster_member
-from ringar.launchers.cluster import Cluster
-from ringar.launchers.elastic_cluster import ElasticCluster, Limits, threads
+from ringar.launchers.cluster import member as cluster_member
+from ringar.launchers.cluster.cluster import Cluster
+from ringar.launchers.cluster.elastic_cluster import ElasticCluster, Limits, threads
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext, TaskContext

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ringar.job import calibration, native
-from ringar.launchers.check_build import findings
+from ringar.launchers.command_line.check_build import findings
 from tests.launchers.helpers import launch
 from tests.plugin import run_job
 

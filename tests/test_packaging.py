@@ -185,7 +185,9 @@ def test_an_error_in_the_sources_ends_the_build(checkout: Path, tmp_path: Path) 
 
 
 def test_importing_ringar_and_its_launchers_imports_no_tensorflow() -> None:
-    source = "import sys, ringar, ringar.launchers.cli; print('tensorflow' in sys.modules)"
+    source = (
+        "import sys, ringar, ringar.launchers.command_line.cli; print('tensorflow' in sys.modules)"
+    )
     result = python("-c", source, cwd=ROOT)
     assert result.stdout.strip() == "False", result.stderr
 

@@ -11,7 +11,7 @@ import time
 import uuid
 
 from benchmarks.harness.machine import ROOT
-from ringar.launchers.janitor import members
+from ringar.launchers.supervise.janitor import members
 
 _MARK = "RINGAR_BENCHMARK_JOB"
 """Every process of a job inherits this variable, whatever group or session it makes for itself."""

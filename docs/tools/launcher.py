@@ -11,7 +11,7 @@ from typing import Any
 from mkdocs.structure.pages import Page
 
 from ringar.job import settings
-from ringar.launchers import options
+from ringar.launchers.command_line import options
 
 OPTIONS = "<!--- The options, from the launcher's own parser -->"
 OF_USERS = "<!--- The settings of users, from ringar/job/settings.py -->"

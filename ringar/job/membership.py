@@ -1,8 +1,8 @@
 """The membership of a rank in an elastic job: how it meets the others, and hears of changes.
 
 Ranks come and go, so no environment variable can tell a rank its place. The launcher
-(launchers/worlds.py) keeps the list of the processes that live, and makes *worlds* of them. A
-world is immutable: a number, its *generation*, the ranks in it, and a shared segment of its own.
+(launchers/elastic/worlds.py) keeps the list of the processes that live, and makes *worlds* of them.
+A world is immutable: a number, its *generation*, the ranks in it, and a shared segment of its own.
 `ringar.init()` enters a world and `ringar.shutdown()` leaves it, in the same process any number of
 times.
 

@@ -102,7 +102,7 @@ OF_USERS = (
         "`each`: one GPU for each rank; `all`: every rank sees all",
     ),
     Setting(
-        "GRACE_SCALE", "number", "1", "launchers.graces",
+        "GRACE_SCALE", "number", "1", "launchers.supervise.graces",
         "multiplies the times that `ringarrun` gives ranks to end; for tests",
     ),
     Setting(
@@ -139,7 +139,7 @@ OF_USERS = (
         "new ones are taken",
     ),
     Setting(
-        "PLACE_PREFIX", "text", "", "launchers.plan",
+        "PLACE_PREFIX", "text", "", "launchers.plan.job_plan",
         "what further variables begin with that the launcher sets for each rank: `HOROVOD_`, as "
         "`horovodrun` has it, gives HOROVOD_RANK, SIZE, LOCAL_RANK, LOCAL_SIZE, CROSS_RANK, "
         "CROSS_SIZE, HOSTNAME and, in elastic jobs, ELASTIC",
@@ -149,7 +149,7 @@ OF_USERS = (
         "how long a waiting rank yields before it sleeps; 0 where the ranks of a host may use "
         "fewer processors than there are ranks, by affinity or by a container's quota",
     ),
-    Setting("SSH", "program", "`ssh`", "launchers.ssh", "takes the place of ssh"),
+    Setting("SSH", "program", "`ssh`", "launchers.start.ssh", "takes the place of ssh"),
     Setting(
         "STALL_WARNING", "seconds", "30", "job.place",
         "when a rank that others wait for is named",
@@ -197,7 +197,7 @@ OF_THE_LAUNCHER = (
         "how many CPUs the rank has for itself, if it is bound to some",
     ),
     Setting(
-        "GPUS_OF_RANKS", "`0,1;2,3`", "", "launchers.gpus",
+        "GPUS_OF_RANKS", "`0,1;2,3`", "", "launchers.plan.gpus",
         "on a cluster: the GPUs of each rank of a host",
     ),
     Setting(
@@ -219,7 +219,7 @@ OF_THE_LAUNCHER = (
         "has nothing to do with `RINGAR_RANK`, which is its slot",
     ),
     Setting(
-        "JOB", "name", "", "launchers.janitor",
+        "JOB", "name", "", "launchers.supervise.janitor",
         "the job: processes that carry it end with the job",
     ),
     Setting(
@@ -231,20 +231,20 @@ OF_THE_LAUNCHER = (
         "there in a job that `ringarrun` has started through `mpirun` or `srun`",
     ),
     Setting(
-        "MEMBER_PATH", "folders", "", "launchers.member_path",
+        "MEMBER_PATH", "folders", "", "launchers.start.member_path",
         "on a cluster: the folder that an actor or a task runs in, and behind it those in "
         "which it finds modules",
     ),
     Setting(
-        "RUN", "text", "", "launchers.rendezvous",
+        "RUN", "text", "", "launchers.function.rendezvous",
         "key, port and addresses of the caller of `ringar.run`, or of an executor",
     ),
     Setting(
-        "SEEN_AT", "addresses", "", "launchers.spread",
+        "SEEN_AT", "addresses", "", "launchers.start.spread",
         "where other hosts have seen that of `ringarrun`, for the process that starts the ranks",
     ),
     Setting(
-        "SPREAD", "number", "", "launchers.host_guard",
+        "SPREAD", "number", "", "launchers.start.host_guard",
         "which host of such a job this is, for the process that starts its ranks",
     ),
 )  # fmt: skip

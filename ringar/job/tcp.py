@@ -1,6 +1,6 @@
 """A job over several hosts without MPI: what the launcher tells its ranks about each other.
 
-The launcher hands each rank two open files (launchers/host_guard.py): one with the hosts and
+The launcher hands each rank two open files (launchers/start/host_guard.py): one with the hosts and
 addresses of all ranks and the secret of the job, and a socket that already listens. So a rank
 announces nothing, and no two programs compete for a port. In an elastic job, each world has a file
 and a secret of its own.

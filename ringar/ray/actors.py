@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringar.errors import DeadlineError
-from ringar.launchers import cluster_member
+from ringar.launchers.cluster import member as cluster_member
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup

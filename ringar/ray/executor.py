@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ringar.launchers import executable
-from ringar.launchers.cluster import Cluster
-from ringar.launchers.elastic_cluster import ElasticCluster, Limits, threads
+from ringar.launchers.cluster.cluster import Cluster
+from ringar.launchers.cluster.elastic_cluster import ElasticCluster, Limits, threads
+from ringar.launchers.function import executable
 from ringar.ray import actors
 from ringar.ray.actors import Actors
 

@@ -22,9 +22,9 @@ import pytest
 
 import ringar
 from ringar.errors import DeadlineError, RankError
-from ringar.launchers import executable
-from ringar.launchers.cluster import Cluster, Member
-from ringar.launchers.rendezvous import meet
+from ringar.launchers.cluster.cluster import Cluster, Member
+from ringar.launchers.function import executable
+from ringar.launchers.function.rendezvous import meet
 from ringar.spark import _Tasks
 from tests.plugin.jobs import PYTHONPATH
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.job, pytest.mark.deadline(90)]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks do not import the tests
 
-SERVES = "import sys; from ringar.launchers.cluster_member import serve; serve({}, {}, {})"
+SERVES = "import sys; from ringar.launchers.cluster.member import serve; serve({}, {}, {})"
 
 
 def whoami(word: str) -> tuple[str, int, str | None]:

@@ -16,7 +16,7 @@ import cloudpickle
 import pytest
 
 from ringar.errors import DeadlineError, RankError
-from ringar.launchers.elastic_cluster import ElasticCluster, Limits
+from ringar.launchers.cluster.elastic_cluster import ElasticCluster, Limits
 from tests.clusters.test_cluster import SERVES
 from tests.elastic import functions
 from tests.elastic.functions import add_up

@@ -11,7 +11,7 @@ import pytest
 
 from ringar.horovod.common import environment
 from ringar.horovod.runner import launch, run
-from ringar.launchers import options
+from ringar.launchers.command_line import options
 
 pytestmark = pytest.mark.ranks(1)
 

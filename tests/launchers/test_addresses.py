@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringar.launchers import addresses
+from ringar.launchers.plan import addresses
 
 
 @pytest.fixture

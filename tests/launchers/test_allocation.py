@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ringar.launchers.allocation import Allocation, counts, expand, find
 from ringar.launchers.errors import UsageError
-from ringar.launchers.hosts import Host
+from ringar.launchers.plan.allocation import Allocation, counts, expand, find
+from ringar.launchers.plan.hosts import Host
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringar.job import nvidia
-from ringar.launchers import check_build
+from ringar.launchers.command_line import check_build
 from tests.launchers.helpers import launch
 
 pytestmark = pytest.mark.job

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from ringar.launchers import choose as choose_module
-from ringar.launchers import hosts, mpi, srun, ssh
-from ringar.launchers.choose import Choice, choose
 from ringar.launchers.errors import UsageError
-from ringar.launchers.hosts import Host
-from ringar.launchers.request import Request
+from ringar.launchers.plan import hosts
+from ringar.launchers.plan.hosts import Host
+from ringar.launchers.plan.request import Request
+from ringar.launchers.start import choose as choose_module
+from ringar.launchers.start import mpi, srun, ssh
+from ringar.launchers.start.choose import Choice, choose
 
 HERE, THERE = Host("localhost", 2), Host("elsewhere", 2)
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}

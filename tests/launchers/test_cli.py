@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ringar.launchers.check_build import findings
-from ringar.launchers.cli import main
-from ringar.launchers.options import parser, request
-from ringar.launchers.request import Request
+from ringar.launchers.command_line.check_build import findings
+from ringar.launchers.command_line.cli import main
+from ringar.launchers.command_line.options import parser, request
+from ringar.launchers.plan.request import Request
 from tests.launchers.helpers import launch
 
 
@@ -238,7 +238,7 @@ def test_check_build_finds_the_version_of_an_installed_package() -> None:
 def test_neither_tensorflow_nor_numpy_is_imported() -> None:
     code = """
 import sys
-from ringar.launchers.cli import main
+from ringar.launchers.command_line.cli import main
 for words in ("--help", "--check-build", "-np 2 -m json.tool --help", "-np 2 true",
               "-np 2 --launcher mpirun --dry-run true"):
     try:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ringar.launchers.cpus import Cpu, available, split
+from ringar.launchers.plan.cpus import Cpu, available, split
 
 
 def machine(packages: int, cores: int, threads: int) -> list[Cpu]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ringar.launchers import discovery as discovery_module
-from ringar.launchers.discovery import Discovery
+from ringar.launchers.elastic import discovery as discovery_module
+from ringar.launchers.elastic.discovery import Discovery
 from ringar.launchers.errors import UsageError
 from tests.launchers.helpers import Launcher, launch, shell, wait_until
 from tests.launchers.programs import write

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ringar.launchers import failures
-from ringar.launchers.ranks import ExitStatus
+from ringar.launchers.supervise import failures
+from ringar.launchers.supervise.ranks import ExitStatus
 
 
 def a_rank(number: int, code: int = 1, words: tuple[bytes, ...] = (), stopped: bool = False) -> Any:

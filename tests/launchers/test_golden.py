@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from ringar.job import nvidia
-from ringar.launchers import cpus, mpi, plan
-from ringar.launchers.cli import main
+from ringar.launchers.command_line.cli import main
+from ringar.launchers.plan import cpus, job_plan
+from ringar.launchers.start import mpi
 from tests.launchers.programs import MPICH, OPEN_MPI_4, OPEN_MPI_5, make_site
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -169,7 +170,7 @@ def dry_run(
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "executable", f"{folder}/bin/python")
-    monkeypatch.setattr(plan, "new_job_id", lambda: "0123456789abcdef")
+    monkeypatch.setattr(job_plan, "new_job_id", lambda: "0123456789abcdef")
     monkeypatch.setattr(cpus, "available", lambda: [cpus.Cpu(0, 0, n, n) for n in range(4)])
     monkeypatch.setattr(nvidia, "_count", lambda: form.gpus)
     monkeypatch.setattr(mpi, "has_fast_network", lambda: form.rdma)

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from ringar.launchers import gpus, plan
-from ringar.launchers.cpus import Cpu
 from ringar.launchers.errors import UsageError
-from ringar.launchers.plan import JobPlan
-from ringar.launchers.request import Request
+from ringar.launchers.plan import gpus, job_plan
+from ringar.launchers.plan.cpus import Cpu
+from ringar.launchers.plan.job_plan import JobPlan
+from ringar.launchers.plan.request import Request
 from tests.launchers.helpers import launch, python
 from tests.launchers.test_guard import SECOND_OF_THREE, guard
 from tests.launchers.test_mpirun import MPIRUN, missing
@@ -58,7 +58,7 @@ def test_describe() -> None:
 
 def make(environ: dict[str, str], **options: object) -> JobPlan:
     request = Request(2, (sys.executable,), **options)  # type: ignore[arg-type]
-    return plan.make(request, 2, environ, [Cpu(0, 0, number, number) for number in range(4)])
+    return job_plan.make(request, 2, environ, [Cpu(0, 0, number, number) for number in range(4)])
 
 
 def test_each_rank_of_a_plan_has_one() -> None:

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from ringar.launchers.errors import UsageError
-from ringar.launchers.guard import Place, place
-from ringar.launchers.host_guard import Control, take
 from ringar.launchers.installation import ringar_version
-from ringar.launchers.reports import reports
+from ringar.launchers.start.guard import Place, place
+from ringar.launchers.start.host_guard import Control, take
+from ringar.launchers.supervise.reports import reports
 from tests.launchers.helpers import QUICK, Launcher, python, shell, wait_until
 
-GUARD = (sys.executable, "-m", "ringar.launchers.guard", "--job", "test", "--grace", "0.1")
+GUARD = (sys.executable, "-m", "ringar.launchers.start.guard", "--job", "test", "--grace", "0.1")
 SECOND_OF_THREE = {
     "OMPI_COMM_WORLD_RANK": "1",
     "OMPI_COMM_WORLD_SIZE": "3",

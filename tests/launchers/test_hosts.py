@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ringar.launchers.addresses import of_interfaces
 from ringar.launchers.errors import UsageError
-from ringar.launchers.hosts import Host, collect, fill, is_this_host, parse, read
+from ringar.launchers.plan.addresses import of_interfaces
+from ringar.launchers.plan.hosts import Host, collect, fill, is_this_host, parse, read
 
 TWO = (Host("h1", 4), Host("h2", 2))
 

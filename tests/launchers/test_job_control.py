@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ringar.launchers import clock
+from ringar.launchers.supervise import clock
 from tests.launchers.helpers import LAUNCHER, Launcher, python, shell, wait_until
 from tests.launchers.programs import write
 from tests.plugin.jobs import PYTHONPATH

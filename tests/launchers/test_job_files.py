@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from ringar.launchers import hosts, options
-from ringar.launchers.choose import choose
+from ringar.launchers.command_line import options
+from ringar.launchers.plan import hosts
+from ringar.launchers.start.choose import choose
 from tests.launchers.programs import write
 from tests.plugin.jobs import ROOT
 

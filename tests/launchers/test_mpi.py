@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ringar.launchers.errors import UsageError
-from ringar.launchers.mpi import (
+from ringar.launchers.start.mpi import (
     MPICH,
     OPEN_MPI,
     Mpi,

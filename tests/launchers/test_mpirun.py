@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from ringar.launchers import mpi
 from ringar.launchers.errors import UsageError
+from ringar.launchers.start import mpi
 from ringar.version import __version__
 from tests.launchers.helpers import Launcher, launch, processes, python, shell, wait_until
 from tests.launchers.programs import write

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ringar.launchers import output
-from ringar.launchers.output import Screen, Stream, last_frame
+from ringar.launchers.supervise import output
+from ringar.launchers.supervise.output import Screen, Stream, last_frame
 
 
 class Rank:

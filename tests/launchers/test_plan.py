@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from ringar.job import membership
-from ringar.launchers import environment, plan
-from ringar.launchers.cpus import Cpu
 from ringar.launchers.errors import UsageError
-from ringar.launchers.hosts import Host
-from ringar.launchers.plan import JobPlan
-from ringar.launchers.request import Request
+from ringar.launchers.plan import job_plan
+from ringar.launchers.plan.cpus import Cpu
+from ringar.launchers.plan.hosts import Host
+from ringar.launchers.plan.job_plan import JobPlan
+from ringar.launchers.plan.request import Request
+from ringar.launchers.start import environment
 
 FOUR_CPUS = [Cpu(0, 0, number, number) for number in range(4)]
 ENVIRON = {"PATH": "/usr/bin:/bin", "HOME": "/home/someone", "CUDA_VISIBLE_DEVICES": ""}
@@ -22,7 +23,7 @@ def make(**options: object) -> JobPlan:
     fields: dict[str, object] = {"num_proc": 2, "command": (sys.executable, "train.py"), **options}
     request = Request(**fields)  # type: ignore[arg-type]
     assert request.num_proc is not None
-    return plan.make(request, request.num_proc, ENVIRON, FOUR_CPUS)
+    return job_plan.make(request, request.num_proc, ENVIRON, FOUR_CPUS)
 
 
 def test_each_rank_knows_its_place() -> None:
@@ -43,7 +44,7 @@ def test_each_rank_knows_its_place() -> None:
 
 def test_other_libraries_have_variables_of_their_own() -> None:
     """With the name of the host that the user has given, each rank that of its slot."""
-    base = {plan.PREFIX_VARIABLE: "HOROVOD_", "HOROVOD_RANK": "7", "HOROVOD_HOSTNAME": "outer"}
+    base = {job_plan.PREFIX_VARIABLE: "HOROVOD_", "HOROVOD_RANK": "7", "HOROVOD_HOSTNAME": "outer"}
 
     def told(**options: object) -> list[tuple[str, ...]]:
         job = make(num_proc=3, **options)
@@ -57,11 +58,11 @@ def test_other_libraries_have_variables_of_their_own() -> None:
         for rank, name in enumerate(("localhost", "127.0.0.1", "127.0.0.1"))
     ]
     assert {told[-1] for told in told()} == {"localhost"}
-    by_mpi = plan.RankPlan(3, 4, 1, 2, by_mpi=True).place_for_others("HOROVOD_")
+    by_mpi = job_plan.RankPlan(3, 4, 1, 2, by_mpi=True).place_for_others("HOROVOD_")
     assert by_mpi["HOROVOD_RANK"] == "3"
     assert by_mpi["HOROVOD_HOSTNAME"] == os.uname().nodename
     assert "HOROVOD_CROSS_RANK" not in by_mpi
-    member = plan.RankPlan(0, 1, 0, 1, files={membership.VARIABLE: 5}, host="h7")
+    member = job_plan.RankPlan(0, 1, 0, 1, files={membership.VARIABLE: 5}, host="h7")
     assert member.place_for_others("HOROVOD_")["HOROVOD_ELASTIC"] == "1"
     assert member.place_for_others("HOROVOD_")["HOROVOD_HOSTNAME"] == "h7"
 
@@ -172,10 +173,10 @@ def test_number_of_ranks_out_of_range(num_proc: int) -> None:
 
 def test_a_large_host_takes_a_rank_per_cpu() -> None:
     cpus = [Cpu(0, 0, number, number) for number in range(96)]
-    job = plan.make(Request(96, (sys.executable,)), 96, ENVIRON, cpus)
+    job = job_plan.make(Request(96, (sys.executable,)), 96, ENVIRON, cpus)
     assert len(job.ranks) == 96
     with pytest.raises(UsageError, match="at most 96 ranks"):
-        plan.make(Request(97, (sys.executable,)), 97, ENVIRON, cpus)
+        job_plan.make(Request(97, (sys.executable,)), 97, ENVIRON, cpus)
 
 
 def test_no_program() -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from ringar.launchers import preflight
-from ringar.launchers.command import Command, Start
 from ringar.launchers.errors import UsageError
-from ringar.launchers.hosts import Host
-from ringar.launchers.mpi import OPEN_MPI, Mpi
-from ringar.launchers.mpi_plan import HostsPlan
-from ringar.launchers.program import Program
-from ringar.launchers.ssh import Agent
+from ringar.launchers.plan.hosts import Host
+from ringar.launchers.plan.program import Program
+from ringar.launchers.start import preflight
+from ringar.launchers.start.command import Command, Start
+from ringar.launchers.start.hosts_plan import HostsPlan
+from ringar.launchers.start.mpi import OPEN_MPI, Mpi
+from ringar.launchers.start.ssh import Agent
 from ringar.version import __version__
 from tests.launchers.programs import OPEN_MPI_5, write
 
@@ -42,8 +42,8 @@ def without(*names: str, **more: object) -> dict[str, object]:
 ANSWERS: dict[str, dict[str, object]] = {
     "good": GOOD,
     "bare": without("ringar", ringar_error="No module named 'ringar'"),
-    "old": without(ringar="0.0.1", ringar_error="No module named 'ringar.launchers.guard'"),
-    "parts": without(ringar_error="No module named 'ringar.launchers.guard'"),
+    "old": without(ringar="0.0.1", ringar_error="No module named 'ringar.launchers.start.guard'"),
+    "parts": without(ringar_error="No module named 'ringar.launchers.start.guard'"),
     "nompi": without("mpi", mpi_error="No module named 'mpi4py'"),
     "othermpi": without(mpi="MPICH Version: 5.0.2"),
     "nofolder": without(folder=False),
@@ -111,7 +111,10 @@ def test_good_hosts(agent: Agent) -> None:
         ("nopython", f"expected Python at {sys.executable}, as here, but it does not run there"),
         ("bare", f"{sys.executable} cannot import ringar: No module named 'ringar'; install"),
         ("old", f"expected ringar {__version__}, as here, received 0.0.1; install"),
-        ("parts", "ringar there lacks a part: No module named 'ringar.launchers.guard'; install"),
+        (
+            "parts",
+            "ringar there lacks a part: No module named 'ringar.launchers.start.guard'; install",
+        ),
         ("nompi", "mpi4py does not load an MPI: No module named 'mpi4py'; install"),
         ("othermpi", "expected Open MPI 5.0.11 for mpi4py, as here, received MPICH 5.0.2; install"),
         ("nofolder", "which ranks start in, but it is not there; start from a folder that all"),
@@ -278,6 +281,6 @@ def test_tensorflow_is_not_imported() -> None:
         text=True,
         check=True,
     ).stdout
-    assert "'ringar.launchers.guard'" in out
+    assert "'ringar.launchers.start.guard'" in out
     assert "'tensorflow'" not in out
     assert "'numpy'" not in out

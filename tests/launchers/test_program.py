@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringar.launchers.errors import UsageError
-from ringar.launchers.program import Program, module_fault, resolve
+from ringar.launchers.plan.program import Program, module_fault, resolve
 from tests.launchers.helpers import launch
 
 PATH = "/usr/bin:/bin"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringar.launchers.roster import Member, Roster, Slots, Stage
+from ringar.launchers.elastic.roster import Member, Roster, Slots, Stage
 
 
 def roster(min_np: int = 2, **stages: Stage) -> Roster:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import ringar
-from ringar.launchers.rendezvous import Client, Outcome, Server
-from ringar.launchers.request import Request
+from ringar.launchers.function.rendezvous import Client, Outcome, Server
+from ringar.launchers.plan.request import Request
 from tests.launchers.helpers import MARK, QUICK, clean_environment, processes, wait_until
 from tests.plugin.jobs import PYTHONPATH, left_in_shared_memory
 
@@ -152,9 +152,9 @@ def test_the_number_of_ranks_where_none_is_given(
         seen.append(request)
         raise InterruptedError
 
-    monkeypatch.setattr("ringar.launchers.run._is_elastic", stop)
+    monkeypatch.setattr("ringar.launchers.function.run._is_elastic", stop)
     monkeypatch.setattr("ringar.job.nvidia.visible_gpus", lambda environ: [])
-    monkeypatch.setattr("ringar.launchers.allocation.find", lambda environ: None)
+    monkeypatch.setattr("ringar.launchers.plan.allocation.find", lambda environ: None)
     with pytest.raises(InterruptedError):
         ringar.run(print, **call)
     assert [request.num_proc for request in seen] == [number]

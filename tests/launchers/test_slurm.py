@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ringar.launchers import mpi, srun
+from ringar.launchers.start import mpi, srun
 from tests.launchers import slurm
 from tests.launchers.helpers import LAUNCHER, clean_environment
 from tests.launchers.programs import write
@@ -103,7 +103,7 @@ def test_ranks_of_an_allocation_form_one_world(
     ranks = [f"[{rank}] {rank} 3 [3.0, 3.0, 3.0]" for rank in range(3)]
     assert sorted(result.stdout.splitlines()) == ranks
     if "tcp" in options:
-        started = r"-m ringar\.launchers\.spread .*:3"
+        started = r"-m ringar\.launchers\.start\.spread .*:3"
     else:
         started = rf"/{'mpirun' if options else how} .*-?np?[a-z]*[ =]3"
     assert re.search(rf"^ringarrun: .*{started}", result.stderr, re.MULTILINE)

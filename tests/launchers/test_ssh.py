@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ringar.launchers.errors import UsageError
-from ringar.launchers.ssh import Agent, agent
+from ringar.launchers.start.ssh import Agent, agent
 from tests.launchers.programs import write
 
 

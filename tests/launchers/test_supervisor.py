@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from ringar.launchers import supervisor
-from ringar.launchers.command import Command, Start
-from ringar.launchers.mpi import OPEN_MPI, Mpi
-from ringar.launchers.mpi_plan import HostsPlan
-from ringar.launchers.program import Program
+from ringar.launchers.plan.program import Program
+from ringar.launchers.start import supervisor
+from ringar.launchers.start.command import Command, Start
+from ringar.launchers.start.hosts_plan import HostsPlan
+from ringar.launchers.start.mpi import OPEN_MPI, Mpi
 
 WELL = "ringarrun ab12.{0}: rank {0} of 2 on h{0} ended well\n"
 FAILED = "ringarrun ab12.1: rank 1 of 2 on h1 failed with exit code 3\n"

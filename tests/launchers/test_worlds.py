@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ringar.launchers import worlds
-from ringar.launchers.discovery import Discovery
-from ringar.launchers.fleet import End
-from ringar.launchers.hosts import Host, parse
-from ringar.launchers.partition import left_out
-from ringar.launchers.roster import Member, Stage
-from ringar.launchers.worlds import Limits, Worlds
+from ringar.launchers.elastic import worlds
+from ringar.launchers.elastic.discovery import Discovery
+from ringar.launchers.elastic.fleet import End
+from ringar.launchers.elastic.partition import left_out
+from ringar.launchers.elastic.roster import Member, Stage
+from ringar.launchers.elastic.worlds import Limits, Worlds
+from ringar.launchers.plan.hosts import Host, parse
 
 LOST = "is lost: the way to its host ended"
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from ringar.horovod import absent
-from ringar.launchers import run as launcher
-from ringar.launchers.plan import PREFIX_VARIABLE
+from ringar.launchers.function import run as launcher
+from ringar.launchers.plan.job_plan import PREFIX_VARIABLE
 
 Result = TypeVar("Result")
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ringar.horovod.runner import PREFIX
-from ringar.launchers import cli
-from ringar.launchers import options as of_ringar
-from ringar.launchers.plan import PREFIX_VARIABLE
+from ringar.launchers.command_line import cli
+from ringar.launchers.command_line import options as of_ringar
+from ringar.launchers.plan.job_plan import PREFIX_VARIABLE
 
 _MIB = 1 << 20
 _NEVER = "1000000000"  # seconds

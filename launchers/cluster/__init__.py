@@ -1,0 +1,1 @@
+"""Ranks on the processes of a cluster manager, such as Ray and Spark."""

@@ -1,0 +1,174 @@
+"""The processes on one host of an elastic job over several hosts.
+
+The guard of the host (host_guard.py) starts them when it is told, and passes on what they and the
+launcher say to each other (ringar/job/membership.py). After the line with the job, the lines are:
+
+    spread_members.py                                      guard.py
+    start: a slot, its number on this host, and,
+    for its first rank, addresses to reach           ->    a process starts
+                                                     <-    its process id, and where it listens,
+                                                           or the addresses without an answer
+                                                     <-    said: what a process says
+    tell: a message for the process of a slot        ->    passes it on
+    world: who has which rank, addresses, secret     ->    tells the members, with a new segment
+    stop: a signal for the process of a slot         ->
+                                                     <-    ended: how a process has ended
+    signal: the end of the job                       ->    ends all processes, and itself
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ringar.job import membership, reach
+from ringar.job.tcp import LISTENER_VARIABLE
+from ringar.launchers.elastic.member_sockets import MemberSockets
+from ringar.launchers.plan.job_plan import JobPlan
+from ringar.launchers.start import guard, host_guard
+from ringar.launchers.start.fork import Fork
+from ringar.launchers.start.host_guard import Control
+from ringar.launchers.supervise import failures, signals
+from ringar.launchers.supervise.ending import grace_for_cause
+from ringar.launchers.supervise.guard_ending import GuardEnding
+from ringar.launchers.supervise.parts import Joins
+from ringar.launchers.supervise.ranks import Rank
+from ringar.launchers.supervise.runner import Runner
+
+
+class HostMembers(Joins):
+    """The processes of the slots of one host, as the launcher wants them.
+
+    Args:
+        control: where the launcher's lines come from.
+        listen: makes a socket that listens for a process.
+        fork: starts the processes.
+        plan: plans so many slots, if the host gets more of them.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        listen: Callable[[], socket.socket],
+        fork: Fork,
+        plan: Callable[[int], JobPlan],
+    ) -> None:
+        self._control, self._listen, self._fork, self._plan = control, listen, fork, plan
+        self._sockets = MemberSockets(
+            lambda *fd: self.runner.watch(*fd),
+            lambda slot, message: self._answer(slot, said=message),
+        )
+        self._rank_of_slot: dict[int, Rank] = {}
+
+    def _answer(self, slot: int, **what: object) -> None:
+        self.runner.out.line(host_guard.answer({"slot": slot, **what}))
+
+    # What the launcher says
+
+    def _take(self, said: Mapping[str, Any]) -> None:
+        if "start" in said:
+            if lost := reach.unreached(said["reach"]):
+                self._answer(said["start"], unreached=[said["reach"][number] for number in lost])
+            else:
+                self._start_slot(said["start"], said["local"])
+        elif "tell" in said:
+            self._sockets.tell(said["tell"], said["message"])
+        elif "world" in said:
+            self._open_world(said["world"], said["ranks"])
+        elif "stop" in said:
+            self._fork.stop_rank(self._rank_of_slot[said["stop"]], said["number"])
+        else:
+            self.runner.on_signal(said["signal"])
+
+    def _start_slot(self, slot: int, local: int) -> None:
+        ranks = self.runner.job.ranks
+        ranks = ranks if local < len(ranks) else self._plan(local + 1).ranks
+        with self._listen() as listener, self._sockets.opened(slot) as theirs:
+            files = {LISTENER_VARIABLE: listener.fileno(), membership.VARIABLE: theirs}
+            rank = self.runner.start_rank(replace(ranks[local], rank=slot, files=files))
+            self._rank_of_slot[slot] = rank
+            self._answer(slot, started=rank.pid, address=host_guard.text_of(listener))
+
+    def _open_world(self, world: Mapping[str, Any], ranks: Mapping[str, int]) -> None:
+        segment = os.memfd_create("ringar-shared-segment")
+        hosts = host_guard.file_with(world)
+        place = {"generation": world["generation"], "size": len(world["hosts"])}
+        for slot, rank in ranks.items():
+            message = {"kind": "world", **place, "rank": rank}
+            self._sockets.tell(int(slot), message, (segment, hosts))
+        os.close(segment)
+        os.close(hosts)
+
+    # What the runner asks
+
+    def begin(self, now: float) -> None:
+        """Take the lines that came with the job."""
+        if self._control.has_line():
+            self._control.take_lines(self.runner, self._take)
+
+    def follow(self) -> None:
+        """Take the lines that come."""
+        self._control.follow(self.runner, self._take)
+
+    def is_running(self) -> bool:
+        """Return whether the launcher may start further processes."""
+        return not self.runner.stop.signal
+
+    def on_exit(self, rank: Rank, now: float) -> None:
+        """Tell the launcher how a process has ended."""
+        self._fork.stop_helpers_of(rank)
+        self._sockets.hang_up(rank.number)
+        if rank.status is not None:
+            grace = grace_for_cause(rank)
+            end = {"ending": failures.ending(rank), "code": rank.status.exit_code, "grace": grace}
+            self._answer(rank.number, ended=end, stopped=rank.stopped)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self._sockets.close()
+
+
+class HostEnding(GuardEnding):
+    """The ending of the processes of a host; the launcher knows of each."""
+
+    def report(self) -> None:
+        """Do nothing."""
+
+
+def make(options: argparse.Namespace) -> Runner | None:
+    """Take the job from `spread_members.py`; None if that has ended.
+
+    Raises:
+        UsageError: this host cannot run processes of the job; the message says why.
+    """
+    control = Control()
+    here = host_guard.take(control, options, grows=True)
+    if here is None:
+        return None
+
+    def plan(slots: int) -> JobPlan:
+        hosts = list(here.hosts)
+        hosts[here.number] = replace(hosts[here.number], slots=slots)
+        return host_guard.plan_of(options, replace(here, hosts=hosts), [{}] * slots)
+
+    fork = Fork(lambda rank: subprocess.DEVNULL, has_segment=False)
+    members = HostMembers(control, here.listen, fork, plan)
+    runner = Runner(plan(here.slots), fork, HostEnding(0.0), members, asked_by=signals.ASK)
+    members.follow()
+    return runner
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the processes of this host to their end and return the exit code."""
+    options = guard.parser(__doc__).parse_args(arguments)
+    return guard.run(lambda: make(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

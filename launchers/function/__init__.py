@@ -1,0 +1,1 @@
+"""Run a function on ranks: `ringar.run`, and the ranks of executors."""

@@ -122,7 +122,7 @@ Status long_allreduce(Communicator& c, InterNodeCommunicator& group, LongWay way
 }
 
 Status allreduce_between_hosts(Communicator& c, Request& request) {
-  const BufferList& array = c.host().workspace().whole(request);
+  const BufferList& array = c.host().workspace().list_of(request);
   switch (c.op_state().signature.algorithm) {
     case Algorithm::kRing:
       return by(LongWay::kRing, c, request, array);

@@ -6,13 +6,13 @@ namespace ringar {
 namespace {
 
 // Part i of n equal ones, in whole cache lines.
-Chunks::Chunk part(const Chunks::Chunk& whole, int i, int n) {
+Chunks::Chunk part(const Chunks::Chunk& chunk, int i, int n) {
   const size_t parts = static_cast<size_t>(n);
-  const size_t share = ((whole.size() + parts - 1) / parts + 63) / 64 * 64;
+  const size_t share = ((chunk.size() + parts - 1) / parts + 63) / 64 * 64;
   const auto edge = [&](int k) {
-    return std::min(whole.end, whole.begin + share * static_cast<size_t>(k));
+    return std::min(chunk.end, chunk.begin + share * static_cast<size_t>(k));
   };
-  return {whole.array, edge(i), edge(i + 1)};
+  return {chunk.array, edge(i), edge(i + 1)};
 }
 
 }  // namespace

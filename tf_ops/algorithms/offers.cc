@@ -23,11 +23,11 @@ void Offers::for_each(const Table& table, Visit visit) const {
 Offers::Offers(IntraNodeCommunicator& host, const Request& request, const BufferList& array)
     : host_(host), request_(request), unpooled_(&array) {
   write();
-  const Table& own = table(host.rank());
-  if (own.count == 0) return;
+  const Table& entries = table(host.rank());
+  if (entries.count == 0) return;
   BufferList& unpooled = host.workspace().array_of(host.rank());
   unpooled.clear();
-  for_each(own, [&](const Tensor& tensor, size_t bytes, const Offer& offer) {
+  for_each(entries, [&](const Tensor& tensor, size_t bytes, const Offer& offer) {
     unpooled.append(offer.input ? nullptr : tensor.input, offer.output ? nullptr : tensor.output,
                     bytes);
   });
@@ -35,17 +35,17 @@ Offers::Offers(IntraNodeCommunicator& host, const Request& request, const Buffer
 }
 
 void Offers::write() {
-  Table& own = table(host_.rank());
+  Table& entries = table(host_.rank());
   size_t count = 0;
   if (host_.outputs()) {
     const size_t room = (host_.slice_bytes() - offsetof(Table, offers)) / sizeof(Offer);
     for (size_t i = 0; i < std::min(room, request_.tensors.size()); ++i) {
       const Tensor& tensor = request_.tensors[i];
-      own.offers[i] = {host_.offer_of(tensor.input), host_.offer_of(tensor.output)};
-      if (own.offers[i].input || own.offers[i].output) count = i + 1;
+      entries.offers[i] = {host_.offer_of(tensor.input), host_.offer_of(tensor.output)};
+      if (entries.offers[i].input || entries.offers[i].output) count = i + 1;
     }
   }
-  own.count = count;
+  entries.count = count;
 }
 
 void Offers::read() {

@@ -314,8 +314,8 @@ Status open_gpus(Communicator& c, GpuCommunicator& group, int first, const Spec&
   if (group.is_open()) return {};
   Invitation mine{};
   if (group.rank() == 0) {
-    const Status made = RINGAR_NCCL(c.world().gpu->nccl(), GetUniqueId, &mine.id);
-    const std::string why = made.ok() ? "" : c.op_state().prefix() + made.message();
+    const Status status = RINGAR_NCCL(c.world().gpu->nccl(), GetUniqueId, &mine.id);
+    const std::string why = status.ok() ? "" : c.op_state().prefix() + status.message();
     std::memcpy(mine.why_not, why.data(), fitting(why, sizeof mine.why_not - 1));
   }
   Exchange exchange(spec, &mine, sizeof mine);

@@ -182,7 +182,7 @@ Status allreduce_by_blocks(IntraNodeCommunicator& host, const Request& request,
 }  // namespace
 
 Status allreduce_in_shared_memory(IntraNodeCommunicator& host, Request& request) {
-  const BufferList& array = host.workspace().whole(request);
+  const BufferList& array = host.workspace().list_of(request);
   return array.size() <= host.small_allreduce_bytes() ? allreduce_small(host, request, array)
                                                       : allreduce_by_blocks(host, request, array);
 }

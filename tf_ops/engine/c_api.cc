@@ -39,7 +39,7 @@ Status not_initialized(const Request& request) {
 // The collective of a caller that waits: memory comes from a C function.
 class CallerRequest : public Request {
  public:
-  explicit CallerRequest(const Spec& spec) : Request(own_), own_(spec) {}
+  explicit CallerRequest(const Spec& spec) : Request(spec_), spec_(spec) {}
 
   void add(const ringar_array* arrays, int32_t count) {
     for (int32_t i = 0; i < count; ++i)
@@ -57,7 +57,7 @@ class CallerRequest : public Request {
   void* context = nullptr;
 
  private:
-  const Spec own_;
+  const Spec spec_;
 };
 
 int run_call(const char* spec_text, const ringar_array* arrays, int32_t count,

@@ -66,11 +66,11 @@ class Pages {
 class Allreduce : public Request {
  public:
   Allreduce(DataType dtype, ReduceOp op, const std::byte* input, std::byte* output, size_t bytes)
-      : Request(own_) {
-    own_.collective = Collective::kAllreduce;
-    own_.dtype = dtype;
-    own_.op = op;
-    own_.name = "calibration";
+      : Request(spec_) {
+    spec_.collective = Collective::kAllreduce;
+    spec_.dtype = dtype;
+    spec_.op = op;
+    spec_.name = "calibration";
     Shape shape;
     shape.append(static_cast<int64_t>(bytes / size_of(dtype)));
     tensors.push_back({input, output, shape});
@@ -79,7 +79,7 @@ class Allreduce : public Request {
   void complete(const Status&) override {}
 
  private:
-  Spec own_;
+  Spec spec_;
 };
 
 // The largest of the ranks' numbers, each by itself.
@@ -109,7 +109,7 @@ class Calibration {
     ratios_.resize(sizes_.size());
   }
 
-  Status run(std::optional<size_t>* found) {
+  Status run(std::optional<size_t>* limit) {
     const Pages input(sizes_.back()), apart(sizes_.back());
     const auto pooled = ranks_.host().take_output(sizes_.back());  // where those of users lie, too
     input_ = input.data();
@@ -120,7 +120,7 @@ class Calibration {
     for (int round = 0; round <= kMostRounds && memory[0] == 0 && !is_over_; ++round)
       for (size_t i = 0; i < sizes_.size() && !is_over_; ++i)
         RINGAR_RETURN_IF_ERROR(measure_pair(round, i));
-    *found = least_that_gains(sizes_, ratios_);
+    *limit = least_that_gains(sizes_, ratios_);
     return {};
   }
 
@@ -171,9 +171,9 @@ class Crossover {
 
   // Each step halves the sizes that are left, of two in the middle it takes the shorter one: long
   // arrays take long.
-  Status run(size_t most, size_t* found) {
+  Status run(size_t most, size_t* limit) {
     RINGAR_RETURN_IF_ERROR(open());
-    *found = sizes_.front() / 2;
+    *limit = sizes_.front() / 2;
     // Below `low` the first way takes less time, from `high` on it does not.
     size_t low = 0, high = sizes_.size();
     while (high > 0 && sizes_[high - 1] > most) --high;
@@ -187,7 +187,7 @@ class Crossover {
         high = middle;
       } else {
         low = middle + 1;
-        *found = 2 * bytes;  // half way to the next size, which is four times as long
+        *limit = 2 * bytes;  // half way to the next size, which is four times as long
       }
     }
     return {};
@@ -263,32 +263,32 @@ class Crossover {
 
 }  // namespace
 
-Status calibrate(Communicator& ranks, std::optional<size_t>* found) {
-  return Calibration(ranks).run(found);
+Status calibrate(Communicator& ranks, std::optional<size_t>* limit) {
+  return Calibration(ranks).run(limit);
 }
 
 Status calibrate_between_hosts(Communicator& ranks,
                                const std::function<void(const WaysBetweenHosts&)>& use,
-                               WaysBetweenHosts* found) {
+                               WaysBetweenHosts* ways) {
   const bool has_middle = ranks.hosts() >= World::kLeastForHalvingDoubling;
   const size_t middle = has_middle ? kNever : 0;
   Crossover to_middle(ranks, kShortBetweenHosts, [&](size_t bytes) { use({bytes, middle}); });
-  RINGAR_RETURN_IF_ERROR(to_middle.run(ranks.handshake_bytes(), &found->recursive_doubling));
+  RINGAR_RETURN_IF_ERROR(to_middle.run(ranks.handshake_bytes(), &ways->recursive_doubling));
   if (has_middle) {
     Crossover to_ring(ranks, kMiddleBetweenHosts, [&](size_t bytes) { use({0, bytes}); });
-    RINGAR_RETURN_IF_ERROR(to_ring.run(kNever, &found->halving_doubling));
-    if (to_ring.ratio() < kByFar) found->halving_doubling = kNever;
-    found->bucket = to_ring.bucket();
+    RINGAR_RETURN_IF_ERROR(to_ring.run(kNever, &ways->halving_doubling));
+    if (to_ring.ratio() < kByFar) ways->halving_doubling = kNever;
+    ways->bucket = to_ring.bucket();
   }
   const std::vector<size_t> size = {to_middle.bytes_in(kSecondsOfStreams)};
   Crossover to_streams(ranks, size, [&](size_t bytes) {
-    found->has_streams = bytes > 0;
-    use(*found);
+    ways->has_streams = bytes > 0;
+    use(*ways);
   });
   size_t most = 0;
   RINGAR_RETURN_IF_ERROR(to_streams.run(kNever, &most));
-  found->has_streams = to_streams.ratio() < kGainOfStreams;
-  use(*found);
+  ways->has_streams = to_streams.ratio() < kGainOfStreams;
+  use(*ways);
   return {};
 }
 

@@ -41,7 +41,7 @@ namespace ringar {
 
 // Ends after at most 0.3 s. Nothing is found if that was too little time. All ranks call it at the
 // same place.
-Status calibrate(Communicator& ranks, std::optional<size_t>* found);
+Status calibrate(Communicator& ranks, std::optional<size_t>* limit);
 
 // Up to how many bytes allreduces between hosts go by recursive doubling, and up to how many by
 // halving and doubling; the size of buckets of gradients, 0 where it was not measured; and whether
@@ -55,7 +55,7 @@ struct WaysBetweenHosts {
 // each way is measured once. All ranks call it at the same place, and find the same.
 Status calibrate_between_hosts(Communicator& ranks,
                                const std::function<void(const WaysBetweenHosts&)>& use,
-                               WaysBetweenHosts* found);
+                               WaysBetweenHosts* ways);
 
 // The least size of buckets, a power of two from 8 MiB to 64 MiB, that comes to 90% of the rate of
 // the largest, if an allreduce takes `fixed` seconds and `per_byte` for each byte. The same as

@@ -45,10 +45,11 @@ constexpr bool needs(size_t message_bytes, size_t bytes) {
 template <typename Memories, typename IsFree>
 auto* best_fit(Memories& memories, size_t bytes, IsFree is_free) {
   typename Memories::value_type* best = nullptr;
-  for (auto& one : memories) {
-    if (!is_free(one)) continue;
-    const bool fits = one.bytes >= bytes, found = best && best->bytes >= bytes;
-    if (!best || fits > found || (fits == found && (one.bytes < best->bytes) == fits)) best = &one;
+  for (auto& memory : memories) {
+    if (!is_free(memory)) continue;
+    const bool fits = memory.bytes >= bytes, best_fits = best && best->bytes >= bytes;
+    if (!best || fits > best_fits || (fits == best_fits && (memory.bytes < best->bytes) == fits))
+      best = &memory;
   }
   return best;
 }

@@ -178,9 +178,9 @@ Status Communicator::run(Request& request) {
   // What has come before the end of a connection tells more than this end. A wait that has ended
   // for that reason has added to it.
   if (status.code() == RINGAR_PEER_LOST && world_.peers) {
-    Status told = trouble_beyond_the_host(op_state_);
-    const bool is_known = status.message().find(told.message()) != std::string::npos;
-    if (!told.ok() && !is_known) status = std::move(told);
+    Status trouble = trouble_beyond_the_host(op_state_);
+    const bool is_known = status.message().find(trouble.message()) != std::string::npos;
+    if (!trouble.ok() && !is_known) status = std::move(trouble);
   }
   ++sequence_;
   if (op_state_.tracing) {

@@ -12,8 +12,8 @@ namespace ringar {
 namespace {
 
 CpuLevel best_level() {
-  const char* wanted = std::getenv("RINGAR_CPU_LEVEL");
-  const std::string limit = wanted ? wanted : "";
+  const char* name = std::getenv("RINGAR_CPU_LEVEL");
+  const std::string limit = name ? name : "";
 #if defined(__x86_64__)
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");

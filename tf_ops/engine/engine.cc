@@ -17,7 +17,7 @@ namespace {
 // A message between hosts takes about as long as a sleeper takes to wake, and two of them more.
 // Where `ranks` share `processors`, who polls takes the time of who computes.
 int spin_microseconds(int ranks, double processors, bool between_hosts) {
-  if (const char* wanted = std::getenv("RINGAR_SPIN_MICROSECONDS")) return std::atoi(wanted);
+  if (const char* number = std::getenv("RINGAR_SPIN_MICROSECONDS")) return std::atoi(number);
   if (ranks > processors) return 0;
   return between_hosts ? 200 : 50;
 }
@@ -29,15 +29,15 @@ constexpr size_t kInlineBytesBetweenHosts = 4096;
 // have alike.
 class Meeting : public Request {
  public:
-  Meeting() : Request(own_) {
-    own_.name = "ringar.init() of ringar " RINGAR_VERSION;
-    if (!tuning_overrides().empty()) own_.name += ", RINGAR_TUNING=" + tuning_overrides();
+  Meeting() : Request(spec_) {
+    spec_.name = "ringar.init() of ringar " RINGAR_VERSION;
+    if (!tuning_overrides().empty()) spec_.name += ", RINGAR_TUNING=" + tuning_overrides();
   }
   std::byte* allocate(size_t, int64_t) override { return nullptr; }
   void complete(const Status&) override {}
 
  private:
-  Spec own_;
+  Spec spec_;
 };
 
 }  // namespace
@@ -118,9 +118,9 @@ Status Engine::calibrate_between_hosts() {
     world_.halving_doubling_bytes.assign(counts, ways.halving_doubling);
     world_.has_streams = has_streams(ways.has_streams);
   };
-  WaysBetweenHosts found;
-  RINGAR_RETURN_IF_ERROR(ringar::calibrate_between_hosts(find(0)->communicator(), use, &found));
-  bucket_bytes_ = found.bucket;
+  WaysBetweenHosts ways;
+  RINGAR_RETURN_IF_ERROR(ringar::calibrate_between_hosts(find(0)->communicator(), use, &ways));
+  bucket_bytes_ = ways.bucket;
   if (!world_.has_streams) link_->close_streams();
   return {};
 }
@@ -128,10 +128,10 @@ Status Engine::calibrate_between_hosts() {
 Status Engine::calibrate() {
   if (!asks_to_calibrate_) return {};
   Communicator& all = find(0)->communicator();
-  std::optional<size_t> found;
-  RINGAR_RETURN_IF_ERROR(ringar::calibrate(all, &found));
-  has_calibrated_ = found.has_value();
-  world_.past_caches_bytes = ringar::past_caches_bytes(found.value_or(kNever));
+  std::optional<size_t> limit;
+  RINGAR_RETURN_IF_ERROR(ringar::calibrate(all, &limit));
+  has_calibrated_ = limit.has_value();
+  world_.past_caches_bytes = ringar::past_caches_bytes(limit.value_or(kNever));
   all.host().store_past_caches_from(world_.past_caches_bytes);
   return {};
 }
@@ -149,11 +149,11 @@ Status Engine::join_host() {
   world_.segment = segment_.get();
   // With what the process set of all ranks needs, which comes first.
   const int size = static_cast<int>(here.size());
-  const Extent own =
+  const Extent extent =
       IntraNodeCommunicator::part(size, world_.topology.segment_place(config_.rank), next_offset_);
   int64_t choice = config_.past_caches_bytes;
   const Status joined =
-      segment_->join(config_.start_timeout, tuning_override(), own, &choice, one_host);
+      segment_->join(config_.start_timeout, tuning_override(), extent, &choice, one_host);
   if (joined.ok())
     world_.timeouts.spin_microseconds = spin_microseconds(
         size, std::min<double>(segment_->processors(), processor_quota()), !one_host);

@@ -111,7 +111,7 @@ class Engine : private ProcessSet::Owner {
   // The other rank of a message, in the job; `refusal` tells why there is none.
   int peer_of(const Request& request, Status* refusal);
   std::string map_parts(const std::vector<int>& ranks, const std::vector<Window::Place>& places,
-                        const WindowLayout& layout, std::unique_ptr<WindowMemory> own,
+                        const WindowLayout& layout, std::unique_ptr<WindowMemory> memory,
                         std::vector<Window::Member>* members);
   std::shared_ptr<WindowSpace> window_space();
   std::shared_ptr<WindowService> window_service();

@@ -62,20 +62,20 @@ Status Engine::open_window(const Spec& spec, int64_t length, int64_t chunk_bytes
   const auto set = find(spec.process_set, &none);
   if (!set) return none;
   const WindowLayout layout{spec.dtype, static_cast<size_t>(chunk_bytes)};
-  std::unique_ptr<WindowMemory> own;
+  std::unique_ptr<WindowMemory> memory;
   std::string why_not = refusal(length, chunk_bytes);
   if (why_not.empty())
     why_not =
-        WindowMemory::make(segment_.get(), window_space(), layout.bytes(length), &own).message();
+        WindowMemory::make(segment_.get(), window_space(), layout.bytes(length), &memory).message();
   const auto service = window_service();
-  const Window::Place mine{length, own ? static_cast<int64_t>(own->offset()) : 0,
+  const Window::Place mine{length, memory ? static_cast<int64_t>(memory->offset()) : 0,
                            service ? service->draw_number() : 0};
   Opening opening(spec.process_set, title(spec.name, spec.dtype, chunk_bytes), mine, why_not);
   RINGAR_RETURN_IF_ERROR(run(opening));
 
   std::vector<Window::Member> members;
   why_not =
-      map_parts(set->communicator().ranks(), opening.places, layout, std::move(own), &members);
+      map_parts(set->communicator().ranks(), opening.places, layout, std::move(memory), &members);
   std::shared_ptr<Window> opened;
   if (why_not.empty())
     opened = std::make_shared<Window>(world_, service, spec.process_set, spec.name, layout,
@@ -92,12 +92,12 @@ Status Engine::open_window(const Spec& spec, int64_t length, int64_t chunk_bytes
 
 std::string Engine::map_parts(const std::vector<int>& ranks,
                               const std::vector<Window::Place>& places, const WindowLayout& layout,
-                              std::unique_ptr<WindowMemory> own,
+                              std::unique_ptr<WindowMemory> memory,
                               std::vector<Window::Member>* members) {
   for (size_t i = 0; i < ranks.size(); ++i) {
     Window::Member& member = members->emplace_back(Window::Member{ranks[i], places[i], nullptr});
     if (member.rank == config_.rank) {
-      member.memory = std::move(own);
+      member.memory = std::move(memory);
     } else if (world_.topology.is_here(member.rank)) {
       const Status mapped = WindowMemory::map(*segment_, static_cast<uint64_t>(member.place.offset),
                                               layout.bytes(member.place.length), &member.memory);

@@ -34,12 +34,13 @@ class Flag {
     if (sleepers_.load() != 0) futex(FUTEX_WAKE, INT_MAX, nullptr);
   }
 
-  // Sleeps until the value is no longer `seen`, a wake-up, or the timeout; spurious returns happen.
-  void sleep(uint64_t seen, long timeout_ns) {
+  // Sleeps until the value is no longer `snapshot`, a wake-up, or the timeout; spurious returns
+  // happen.
+  void sleep(uint64_t snapshot, long timeout_ns) {
     sleepers_.fetch_add(1);
-    if (value_.load() == seen) {
+    if (value_.load() == snapshot) {
       const timespec timeout{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
-      futex(FUTEX_WAIT, static_cast<uint32_t>(seen), &timeout);
+      futex(FUTEX_WAIT, static_cast<uint32_t>(snapshot), &timeout);
     }
     sleepers_.fetch_sub(1);
   }

@@ -68,9 +68,9 @@ void Gpu::close() {
   context_ = nullptr;
 }
 
-Status Gpu::staging(size_t number, size_t bytes, Staging** found) {
+Status Gpu::staging(size_t number, size_t bytes, Staging** result) {
   Staging& staging = staging_[number];
-  *found = &staging;
+  *result = &staging;
   if (staging.bytes >= bytes) return {};
   RINGAR_RETURN_IF_ERROR(watch_->wait_for_all());
   free(staging);

@@ -35,10 +35,11 @@ Status GpuCommunicator::open(const nccl::UniqueId& id) {
 // the first rank of each.
 Status GpuCommunicator::split(GpuCommunicator* part) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::unique_ptr<NcclCommunicator> made;
+  std::unique_ptr<NcclCommunicator> communicator;
   const int color = part ? part->job_ranks_.front() : nccl::kSplitNoColor;
-  RINGAR_RETURN_IF_ERROR(communicator_->split(color, part ? part->rank_ : 0, watchdog(), &made));
-  if (part) part->communicator_ = std::move(made);
+  RINGAR_RETURN_IF_ERROR(
+      communicator_->split(color, part ? part->rank_ : 0, watchdog(), &communicator));
+  if (part) part->communicator_ = std::move(communicator);
   return {};
 }
 

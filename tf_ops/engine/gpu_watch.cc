@@ -222,19 +222,19 @@ void GpuWatch::look() {
       op_state_.emplace(front.group->op_state(front.signature));
       watchdog_.emplace(front.group->timeouts_past_shutdown(), *op_state_);
     }
-    cuda::Result asked = cuda::kSuccess;
-    if (has_ended(front, &asked)) {
+    cuda::Result answer = cuda::kSuccess;
+    if (has_ended(front, &answer)) {
       retire_front();
     } else if (front.failure.ok()) {
       const Status wrong =
-          asked == cuda::kNotReady ? check(front) : driver_.check("cuEventQuery", asked);
+          answer == cuda::kNotReady ? check(front) : driver_.check("cuEventQuery", answer);
       if (wrong.ok()) return;
       fail_all(of(front, wrong));
       break_group(*front.group, first_failure_);
       if (front.failure.ok()) retire_front();  // it had just passed its fence
     } else {
       const auto waited = std::chrono::steady_clock::now() - front.failed_at;
-      if (asked == cuda::kNotReady && waited < kAbortDeadline) return;
+      if (answer == cuda::kNotReady && waited < kAbortDeadline) return;
       has_stuck_ = true;
       retire_front();
     }
@@ -242,9 +242,9 @@ void GpuWatch::look() {
 }
 
 // What has failed has ended when it is poisoned and behind its fence.
-bool GpuWatch::has_ended(const Enqueued& entry, cuda::Result* asked) const {
-  *asked = driver_.EventQuery(entry.failure.ok() ? entry.moved : entry.done);
-  return *asked == cuda::kSuccess;
+bool GpuWatch::has_ended(const Enqueued& entry, cuda::Result* answer) const {
+  *answer = driver_.EventQuery(entry.failure.ok() ? entry.moved : entry.done);
+  return *answer == cuda::kSuccess;
 }
 
 // Why the front of what is under way will never end, if so.

@@ -104,7 +104,7 @@ class GpuWatch {
   void break_group(GpuCommunicator& group, const Status& why);
   bool close_fence(Enqueued& entry, const Status& why);
   size_t poison(Enqueued& entry);
-  bool has_ended(const Enqueued& entry, cuda::Result* asked) const;
+  bool has_ended(const Enqueued& entry, cuda::Result* answer) const;
   void retire_front();
 
   const Cuda& driver_;

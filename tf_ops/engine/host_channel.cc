@@ -211,19 +211,19 @@ Status SlotAllocator::take(size_t bytes, const std::atomic<uint64_t>& taken, Slo
   ++takes_;
   discard_idle();
   if (!*slot || !(*slot)->is_free() || (*slot)->bytes < bytes)
-    *slot = best_fit(slots_, bytes, [](const Slot& one) { return one.is_free(); });
-  Slot& found = *slot ? **slot : slots_.emplace_back();
-  if (found.bytes < bytes) RINGAR_RETURN_IF_ERROR(replace(found, bytes));
-  if (found.provided < bytes) {
-    const size_t more = page_up(bytes) - found.provided;
-    if (!segment_.provide(found.offset + found.provided, more))
+    *slot = best_fit(slots_, bytes, [](const Slot& candidate) { return candidate.is_free(); });
+  Slot& target = *slot ? **slot : slots_.emplace_back();
+  if (target.bytes < bytes) RINGAR_RETURN_IF_ERROR(replace(target, bytes));
+  if (target.provided < bytes) {
+    const size_t more = page_up(bytes) - target.provided;
+    if (!segment_.provide(target.offset + target.provided, more))
       return no_memory(segment_, "a message of " + std::to_string(bytes) + " bytes", errno);
-    found.provided += more;
+    target.provided += more;
   }
-  found.until.store(kFilling);
-  found.taken = &taken;
-  if (needs(bytes, found.provided)) found.needed_at = takes_;
-  *slot = &found;
+  target.until.store(kFilling);
+  target.taken = &taken;
+  if (needs(bytes, target.provided)) target.needed_at = takes_;
+  *slot = &target;
   return {};
 }
 

@@ -259,10 +259,10 @@ class LinkReceiver : public LinkChannel {
     if (awaited_ == kHeader) {
       RINGAR_RETURN_IF_ERROR(poll(header_, &done));
       if (!done) return {};
-      const Header known = header();
-      std::memcpy(take(message_, known.bytes), &known, sizeof known);
+      const Header head = header();
+      std::memcpy(take(message_, head.bytes), &head, sizeof head);
       RINGAR_RETURN_IF_ERROR(
-          receive(kRest, message_, sizeof(Header), known.bytes, Link::Length::kExact));
+          receive(kRest, message_, sizeof(Header), head.bytes, Link::Length::kExact));
       awaited_ = kRest;
       RINGAR_RETURN_IF_ERROR(link_.progress());
     }
@@ -306,8 +306,8 @@ LinkMemory::Piece LinkMemory::take(size_t bytes) {
       return takes_ - other.needed_at >= kTakesOfIdle && other.bytes > kLeastIdleBytes;
     };
     free_.erase(std::remove_if(free_.begin(), free_.end(), is_idle), free_.end());
-    if (Piece* const found = best_fit(free_, bytes, [](const Piece&) { return true; })) {
-      std::swap(*found, free_.back());
+    if (Piece* const slot = best_fit(free_, bytes, [](const Piece&) { return true; })) {
+      std::swap(*slot, free_.back());
       piece = std::move(free_.back());
       free_.pop_back();
     }

@@ -37,9 +37,9 @@ Pools& pools() {
 
 size_t OutputPool::bytes_for(int ranks, uint64_t segment_bytes) {
   const auto n = static_cast<uint64_t>(ranks);
-  const char* const wanted = std::getenv("RINGAR_OUTPUT_POOL");
-  uint64_t bytes = wanted ? std::strtoull(wanted, nullptr, 10) : kDefaultBytes;
-  if (!wanted) bytes = std::min(bytes, memory_limit() / 4 / n);
+  const char* const number = std::getenv("RINGAR_OUTPUT_POOL");
+  uint64_t bytes = number ? std::strtoull(number, nullptr, 10) : kDefaultBytes;
+  if (!number) bytes = std::min(bytes, memory_limit() / 4 / n);
   return std::min(bytes, segment_bytes / 4 / n) / page_bytes() * page_bytes();
 }
 
@@ -170,41 +170,41 @@ size_t OutputPool::bytes_with_pages() const {
 // fork() runs these one after the other, and for one fork at a time. The parent waits until the
 // child has closed its end of the pipe, or has died.
 void OutputPool::prepare_fork() {
-  Pools& its = pools();
-  its.mutex.lock();
+  Pools& registry = pools();
+  registry.mutex.lock();
   bool any = false;
-  for (OutputPool* pool : its.all) {
+  for (OutputPool* pool : registry.all) {
     pool->mutex_.lock();
     any |= !pool->taken_.empty();
   }
-  if (!any || pipe2(its.pipe, O_CLOEXEC) != 0) its.pipe[0] = its.pipe[1] = -1;
+  if (!any || pipe2(registry.pipe, O_CLOEXEC) != 0) registry.pipe[0] = registry.pipe[1] = -1;
 }
 
 void OutputPool::go_on_after_fork() {
-  Pools& its = pools();
-  if (its.pipe[0] >= 0) {
-    ::close(its.pipe[1]);
+  Pools& registry = pools();
+  if (registry.pipe[0] >= 0) {
+    ::close(registry.pipe[1]);
     char none;
-    while (::read(its.pipe[0], &none, 1) < 0 && errno == EINTR) {
+    while (::read(registry.pipe[0], &none, 1) < 0 && errno == EINTR) {
     }
-    ::close(its.pipe[0]);
+    ::close(registry.pipe[0]);
   }
-  for (OutputPool* pool : its.all) pool->mutex_.unlock();
-  its.mutex.unlock();
+  for (OutputPool* pool : registry.all) pool->mutex_.unlock();
+  registry.mutex.unlock();
 }
 
 void OutputPool::copy_in_forked_child() {
-  Pools& its = pools();
-  for (OutputPool* pool : its.all) {
+  Pools& registry = pools();
+  for (OutputPool* pool : registry.all) {
     pool->copy_what_is_taken();
     pool->in_child_ = true;
     pool->mutex_.unlock();
   }
-  if (its.pipe[0] >= 0) {
-    ::close(its.pipe[0]);
-    ::close(its.pipe[1]);
+  if (registry.pipe[0] >= 0) {
+    ::close(registry.pipe[0]);
+    ::close(registry.pipe[1]);
   }
-  its.mutex.unlock();
+  registry.mutex.unlock();
 }
 
 void OutputPool::copy_what_is_taken() {

@@ -91,10 +91,10 @@ void Peers::hear(int from, const ControlMessage& message, const std::string& res
 }
 
 void Peers::merge(int64_t set, uint64_t sequence, const std::string& places) {
-  Waiters& known = waiters_[set];
-  known.resize(std::max(known.size(), 8 * places.size()));
+  Waiters& sequences = waiters_[set];
+  sequences.resize(std::max(sequences.size(), 8 * places.size()));
   for (size_t i = 0; i < 8 * places.size(); ++i)
-    if ((places[i / 8] >> i % 8 & 1) != 0) known[i] = std::max(known[i], sequence + 1);
+    if ((places[i / 8] >> i % 8 & 1) != 0) sequences[i] = std::max(sequences[i], sequence + 1);
 }
 
 Status Peers::let_go_of_sent() {
@@ -137,10 +137,10 @@ bool Peers::waiting(int set, uint64_t sequence, const std::vector<int>& members,
     std::string mine(n / 8 + 1, '\0');
     mine[me / 8] = static_cast<char>(1 << me % 8);
     merge(set, sequence, mine);
-    const Waiters& known = waiters_[set];
-    places.resize(known.size() / 8);
-    for (size_t i = 0; i < known.size(); ++i)
-      if (known[i] > sequence) places[i / 8] = static_cast<char>(places[i / 8] | 1 << i % 8);
+    const Waiters& sequences = waiters_[set];
+    places.resize(sequences.size() / 8);
+    for (size_t i = 0; i < sequences.size(); ++i)
+      if (sequences[i] > sequence) places[i / 8] = static_cast<char>(places[i / 8] | 1 << i % 8);
   }
   message.bytes = places.size();
   std::set<int> to = {members[0]};
@@ -205,12 +205,12 @@ uint64_t Peers::finished_by(const ControlMessage& message, int set) {
 
 std::string Peers::trouble(int job_rank, int set, uint64_t sequence) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto known = ends_.find(job_rank);
-  if (known != ends_.end()) {
-    const ControlMessage& message = known->second.message;
+  const auto end = ends_.find(job_rank);
+  if (end != ends_.end()) {
+    const ControlMessage& message = end->second.message;
     const bool minds = message.kind == kGaveUp || sequence != kLossOnly;
     if (finished_by(message, set) > sequence) return "";
-    if (minds) return known->second.why;
+    if (minds) return end->second.why;
   }
   if (segment_ && topology_.is_here(job_rank))
     return segment_->death(topology_.segment_place(job_rank));
@@ -223,8 +223,9 @@ std::string Peers::open_transfers() const {
 
 bool Peers::waits(size_t place, int set, uint64_t sequence) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto known = waiters_.find(set);
-  return known != waiters_.end() && place < known->second.size() && known->second[place] > sequence;
+  const auto waiters = waiters_.find(set);
+  return waiters != waiters_.end() && place < waiters->second.size() &&
+         waiters->second[place] > sequence;
 }
 
 }  // namespace ringar

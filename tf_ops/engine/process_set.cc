@@ -240,11 +240,11 @@ void ProcessSet::stop() {
   stopped_ = true;
   work_.notify_all();
   idle_.wait(lock, [&] { return !executor_locked_; });
-  const std::vector<Request*> left = tickets_.drop_all();
+  const std::vector<Request*> requests = tickets_.drop_all();
   idle_.notify_all();
   lock.unlock();
   if (thread_.joinable()) thread_.join();
-  for (Request* request : left) finish(request, was_shut_down());
+  for (Request* request : requests) finish(request, was_shut_down());
 }
 
 }  // namespace ringar

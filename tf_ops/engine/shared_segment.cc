@@ -126,7 +126,7 @@ Status SharedSegment::check_generation() const {
               "more; raise it (ulimit -f unlimited)"};
 }
 
-Status SharedSegment::join(double timeout_seconds, uint64_t tuning, const Extent& own,
+Status SharedSegment::join(double timeout_seconds, uint64_t tuning, const Extent& extent,
                            int64_t* choice, bool pool) {
   RINGAR_RETURN_IF_ERROR(take_lock());
   RINGAR_RETURN_IF_ERROR(keep_file());
@@ -139,7 +139,7 @@ Status SharedSegment::join(double timeout_seconds, uint64_t tuning, const Extent
   mine.start(generation_).tuning = tuning;
   mine.start(generation_).choice = choice ? *choice : 0;
   mine.start(generation_).processors = Processors::of_process();
-  copy_text(mine.start(generation_).lack, reserve(own, size_).message());
+  copy_text(mine.start(generation_).lack, reserve(extent, size_).message());
   mine.start(generation_).pool = pool ? make_pool() : 0;
   mine.generation.store(generation_);
 
@@ -213,11 +213,11 @@ Status SharedSegment::take_lock() {
 
 // The caller may close the descriptor after the start: each world of an elastic job has a file.
 Status SharedSegment::keep_file() {
-  const int own = owns_file_ ? fd_ : fcntl(fd_, F_DUPFD_CLOEXEC, 0);
-  if (own < 0)
+  const int descriptor = owns_file_ ? fd_ : fcntl(fd_, F_DUPFD_CLOEXEC, 0);
+  if (descriptor < 0)
     return {RINGAR_OUT_OF_MEMORY,
             std::string("cannot keep the shared memory of this job: ") + std::strerror(errno)};
-  fd_ = own;
+  fd_ = descriptor;
   owns_file_ = true;
   return {};
 }
@@ -393,10 +393,10 @@ std::string SharedSegment::shortage(int error) const {
          "/dev/shm";
 }
 
-Status SharedSegment::reserve(const Extent& own, int ranks) {
-  if (own.bytes == 0 || provide(own.offset, own.bytes)) return {};
+Status SharedSegment::reserve(const Extent& extent, int ranks) {
+  if (extent.bytes == 0 || provide(extent.offset, extent.bytes)) return {};
   const std::string why = shortage(errno);
-  return {RINGAR_OUT_OF_MEMORY, "expected " + megabytes(static_cast<double>(own.bytes)) +
+  return {RINGAR_OUT_OF_MEMORY, "expected " + megabytes(static_cast<double>(extent.bytes)) +
                                     " of shared memory for each of " + std::to_string(ranks) +
                                     " ranks on this host, " + why};
 }

@@ -68,10 +68,10 @@ class SharedSegment {
   SharedSegment& operator=(const SharedSegment&) = delete;
 
   // Makes this rank known and waits until all ranks of the job are. `tuning` must be equal on all:
-  // it stands for how they lay out the memory. `own` is what this rank needs of it from the start;
-  // without it on one rank, all fail. `choice`, if there is one, becomes that of rank 0. With
-  // `pool`, on all ranks, it makes a pool of outputs.
-  Status join(double timeout_seconds, uint64_t tuning = 0, const Extent& own = {},
+  // it stands for how they lay out the memory. `extent` is what this rank needs of it from the
+  // start; without it on one rank, all fail. `choice`, if there is one, becomes that of rank 0.
+  // With `pool`, on all ranks, it makes a pool of outputs.
+  Status join(double timeout_seconds, uint64_t tuning = 0, const Extent& extent = {},
               int64_t* choice = nullptr, bool pool = false);
 
   // What the others will be told of this rank from now on. Any thread may give up.
@@ -103,7 +103,7 @@ class SharedSegment {
   // What to say then, of the errno: how much is free, and what to do.
   std::string shortage(int error) const;
   // Provides this rank's part of what `ranks` ranks use, or says what they need.
-  Status reserve(const Extent& own, int ranks);
+  Status reserve(const Extent& extent, int ranks);
   // Maps memory; null without addresses. Only pages that are provided may be touched.
   std::byte* map(uint64_t offset, size_t bytes);
   void unmap(std::byte* memory, size_t bytes);

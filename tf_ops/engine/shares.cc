@@ -97,12 +97,12 @@ class Arrays {
 // errors about ranks that do something else show it.
 class Largest : public Request {
  public:
-  Largest(const Spec& of, double* number) : Request(own_) {
-    own_.collective = Collective::kAllreduce;
-    own_.dtype = DataType::kFloat64;
-    own_.op = ReduceOp::kMax;
-    own_.process_set = of.process_set;
-    own_.name = of.name;
+  Largest(const Spec& of, double* number) : Request(spec_) {
+    spec_.collective = Collective::kAllreduce;
+    spec_.dtype = DataType::kFloat64;
+    spec_.op = ReduceOp::kMax;
+    spec_.process_set = of.process_set;
+    spec_.name = of.name;
     auto* bytes = reinterpret_cast<std::byte*>(number);
     tensors.push_back({bytes, bytes, Shape()});
   }
@@ -110,7 +110,7 @@ class Largest : public Request {
   void complete(const Status&) override {}
 
  private:
-  Spec own_;
+  Spec spec_;
 };
 
 }  // namespace
@@ -122,17 +122,17 @@ void Shares::begin_training() {
   references_.clear();
 }
 
-Status Shares::agree(Communicator& set, const Request& request, double own, double* reference) {
+Status Shares::agree(Communicator& set, const Request& request, double share, double* reference) {
   const std::pair<int32_t, int32_t> key{request.spec.process_set, request.spec.shares};
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto known = references_.find(key);
-    if (known != references_.end()) {
-      *reference = known->second;
+    const auto reference_of_key = references_.find(key);
+    if (reference_of_key != references_.end()) {
+      *reference = reference_of_key->second;
       return {};
     }
   }
-  *reference = own;
+  *reference = share;
   Largest largest(request.spec, reference);
   RINGAR_RETURN_IF_ERROR(set.run(largest));
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -140,15 +140,15 @@ Status Shares::agree(Communicator& set, const Request& request, double own, doub
   return {};
 }
 
-Status Shares::own_share(Communicator& set, const Request& request, const Control& own,
+Status Shares::own_share(Communicator& set, const Request& request, const Control& control,
                          double* share) {
   *share = 1.0;
-  if (request.spec.shares > 0 && own.share >= 0 && set.size() > 1) {
+  if (request.spec.shares > 0 && control.share >= 0 && set.size() > 1) {
     double reference = 0;
-    RINGAR_RETURN_IF_ERROR(agree(set, request, own.share, &reference));
-    if (reference > 0) *share = own.share / reference;
+    RINGAR_RETURN_IF_ERROR(agree(set, request, control.share, &reference));
+    if (reference > 0) *share = control.share / reference;
   }
-  if (own.idle != 0) *share = 0.0;
+  if (control.idle != 0) *share = 0.0;
   return {};
 }
 
@@ -157,15 +157,15 @@ Status Shares::run(Communicator& set, Request& request) {
   const Spec& spec = request.spec;
   Tensor& first = request.tensors[0];
   Vector vector(spec.dtype);
-  const Numbers given = vector.read(first.input);
-  const Control own{given[0], given[1], given[2]};
+  const Numbers numbers = vector.read(first.input);
+  const Control control{numbers[0], numbers[1], numbers[2]};
   double share = 1.0;
-  RINGAR_RETURN_IF_ERROR(own_share(set, request, own, &share));
+  RINGAR_RETURN_IF_ERROR(own_share(set, request, control, &share));
   const bool weighted = spec.shares > 0 && set.size() > 1;
 
   Arrays arrays(request);
   // In place: it is to lie where the other arrays' outputs do.
-  vector.write({weighted ? 1.0 - share : 0.0, own.idle, asks_to_stop.load() ? 1.0 : 0.0},
+  vector.write({weighted ? 1.0 - share : 0.0, control.idle, asks_to_stop.load() ? 1.0 : 0.0},
                first.output);
   first.input = first.output;
   if (share != 1.0) arrays.scale_inputs(share);
@@ -181,7 +181,7 @@ Status Shares::run(Communicator& set, Request& request) {
   const double stops = std::round(sums[2]);
   vector.write({share * factor, std::round(sums[1]), stops}, first.output);
   if (stops > 0) stop_was_seen.store(true);
-  if (own.mark != 0) steps.fetch_add(1);
+  if (control.mark != 0) steps.fetch_add(1);
   return {};
 }
 

@@ -47,8 +47,9 @@ class Shares {
   struct Control {
     double share, idle, mark;
   };
-  Status agree(Communicator& set, const Request& request, double own, double* reference);
-  Status own_share(Communicator& set, const Request& request, const Control& own, double* share);
+  Status agree(Communicator& set, const Request& request, double share, double* reference);
+  Status own_share(Communicator& set, const Request& request, const Control& control,
+                   double* share);
 
   std::mutex mutex_;
   std::map<std::pair<int32_t, int32_t>, double> references_;  // by process set and key

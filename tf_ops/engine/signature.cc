@@ -68,21 +68,21 @@ struct Party {
 // Parties in the order of their first ranks, but the majority, if there is one, first.
 std::vector<Party> parties(const std::vector<Signature>& signatures,
                            const std::vector<int>& global) {
-  std::vector<Party> found;
-  std::map<std::pair<uint64_t, std::string>, size_t> known;
+  std::vector<Party> parties;
+  std::map<std::pair<uint64_t, std::string>, size_t> numbers;
   for (size_t i = 0; i < signatures.size(); ++i) {
     const Signature& s = signatures[i];
     std::string text = s.describe();
     if (s.rejected) text += ", refused: " + std::string(s.rejection);
-    const auto [at, is_new] = known.try_emplace({s.digest(), text}, found.size());
-    if (is_new) found.push_back({&s, std::move(text), {}});
-    found[at->second].ranks.push_back(global[i]);
+    const auto [at, is_new] = numbers.try_emplace({s.digest(), text}, parties.size());
+    if (is_new) parties.push_back({&s, std::move(text), {}});
+    parties[at->second].ranks.push_back(global[i]);
   }
-  const auto majority = std::find_if(found.begin(), found.end(), [&](const Party& party) {
+  const auto majority = std::find_if(parties.begin(), parties.end(), [&](const Party& party) {
     return 2 * party.ranks.size() > signatures.size();
   });
-  if (majority != found.end()) std::rotate(found.begin(), majority, majority + 1);
-  return found;
+  if (majority != parties.end()) std::rotate(parties.begin(), majority, majority + 1);
+  return parties;
 }
 
 // How parties differ whose descriptions read alike.

@@ -19,28 +19,28 @@ int64_t to_int(std::string_view text) {
 }
 
 bool read(std::string_view text, int32_t* number) {
-  const std::string whole(text);
+  const std::string digits(text);
   char* end = nullptr;
-  *number = static_cast<int32_t>(strtol(whole.c_str(), &end, 10));
-  return !whole.empty() && *end == '\0';
+  *number = static_cast<int32_t>(strtol(digits.c_str(), &end, 10));
+  return !digits.empty() && *end == '\0';
 }
 
 // Not strtod: in a locale that writes 0,5 it reads 0.5 as 0.
 bool read(std::string_view text, double* number) {
   static const locale_t c_locale = newlocale(LC_ALL_MASK, "C", nullptr);
-  const std::string whole(text);
+  const std::string digits(text);
   char* end = nullptr;
-  *number = strtod_l(whole.c_str(), &end, c_locale);
-  return !whole.empty() && *end == '\0';
+  *number = strtod_l(digits.c_str(), &end, c_locale);
+  return !digits.empty() && *end == '\0';
 }
 
 std::vector<std::vector<int64_t>> to_shapes(std::string_view text) {
   std::vector<std::vector<int64_t>> shapes;
   for (bool more = true; more;) {
     more = text.find(';') != std::string_view::npos;
-    std::string_view one = take(text, ';');
+    std::string_view shape_text = take(text, ';');
     auto& shape = shapes.emplace_back();
-    while (!one.empty()) shape.push_back(to_int(take(one, ',')));
+    while (!shape_text.empty()) shape.push_back(to_int(take(shape_text, ',')));
   }
   return shapes;
 }
@@ -53,7 +53,7 @@ Status bad(std::string_view text) {
 }  // namespace
 
 Status Spec::parse(std::string_view text, Spec* spec) {
-  const std::string_view whole = text;
+  const std::string_view line = text;
   spec->collective = collective_named(take(text, ' '));
   bool good = true;
   while (!text.empty()) {
@@ -90,12 +90,12 @@ Status Spec::parse(std::string_view text, Spec* spec) {
     else if (key == "shapes")
       spec->shapes = to_shapes(value);
     else
-      return bad(whole);
+      return bad(line);
   }
   spec->postscale = spec->factor;
-  const bool known = spec->collective != Collective::kCount && spec->dtype != DataType::kCount &&
-                     spec->op != ReduceOp::kCount;
-  return known && good ? Status() : bad(whole);
+  const bool names_are_valid = spec->collective != Collective::kCount &&
+                               spec->dtype != DataType::kCount && spec->op != ReduceOp::kCount;
+  return names_are_valid && good ? Status() : bad(line);
 }
 
 }  // namespace ringar

@@ -49,10 +49,10 @@ std::string members(const Request& request) {
 
 std::string totals(const Trace& trace) {
   int64_t copying = 0, reducing = 0, waiting = 0;
-  for (const Span& one : trace.spans())
-    (one.kind == Span::kCopy     ? copying
-     : one.kind == Span::kReduce ? reducing
-                                 : waiting) += one.end - one.begin;
+  for (const Span& phase : trace.spans())
+    (phase.kind == Span::kCopy     ? copying
+     : phase.kind == Span::kReduce ? reducing
+                                   : waiting) += phase.end - phase.begin;
   return "\"copying_us\":" + microseconds(copying) + ",\"reducing_us\":" + microseconds(reducing) +
          ",\"waiting_us\":" + microseconds(waiting);
 }
@@ -168,8 +168,8 @@ void Timeline::collective(const Request& request, const std::string& title, int6
            ",\"members\":" + members(request) +
            ",\"process_set\":" + std::to_string(request.spec.process_set) + "," + totals(trace));
   size_t written = 0;
-  for (const Span& one : trace.spans())
-    if (written++ < kMostSpans) span(name_of(one), row, one.begin, one.end, "");
+  for (const Span& phase : trace.spans())
+    if (written++ < kMostSpans) span(name_of(phase), row, phase.begin, phase.end, "");
 }
 
 void Timeline::message(const Request& request, const std::string& title, int64_t begin) {

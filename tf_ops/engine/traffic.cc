@@ -17,9 +17,9 @@ uint64_t bytes_to_others(const Request& request, int rank, int ranks) {
       return rank == request.spec.root && ranks > 1 ? bytes : 0;
     case Collective::kAlltoall: {
       const int64_t rows = request.tensors[0].shape.rows();
-      const int64_t own = request.splits.empty() ? even_share(rows, ranks, rank)
-                                                 : request.splits[static_cast<size_t>(rank)];
-      return bytes - static_cast<uint64_t>(own) * request.row_bytes(0);
+      const int64_t share = request.splits.empty() ? even_share(rows, ranks, rank)
+                                                   : request.splits[static_cast<size_t>(rank)];
+      return bytes - static_cast<uint64_t>(share) * request.row_bytes(0);
     }
     case Collective::kSend:
       return bytes;

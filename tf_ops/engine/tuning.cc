@@ -59,12 +59,12 @@ Tuning tuning_for(size_t ranks) {
           value_of("inline", row->inlined)};
 }
 
-size_t past_caches_bytes(size_t found) {
-  return value_of("past", found);
+size_t past_caches_bytes(size_t fallback) {
+  return value_of("past", fallback);
 }
 
-bool has_streams(bool found) {
-  return value_of("streams", found) != 0;
+bool has_streams(bool fallback) {
+  return value_of("streams", fallback) != 0;
 }
 
 LinkTuning link_tuning(size_t bytes, int ranks) {

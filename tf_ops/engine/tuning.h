@@ -35,9 +35,9 @@ Tuning tuning_for(size_t ranks);
 
 // A limit that no array reaches.
 constexpr size_t kNever = SIZE_MAX;
-// From here on an allreduce stores its results past the caches: `found`, what a calibration has
+// From here on an allreduce stores its results past the caches: `fallback`, what a calibration has
 // found, unless `past` of RINGAR_TUNING says otherwise.
-size_t past_caches_bytes(size_t found);
+size_t past_caches_bytes(size_t fallback);
 
 // What travels through a link at a time: chunks of at most so many bytes, and how many of them.
 struct LinkTuning {
@@ -45,9 +45,9 @@ struct LinkTuning {
   int lanes;
 };
 
-// Whether collectives over TCP take several streams to a rank: `found`, what a calibration has
+// Whether collectives over TCP take several streams to a rank: `fallback`, what a calibration has
 // found, unless `streams` of RINGAR_TUNING says otherwise (0: one, 1: several).
-bool has_streams(bool found);
+bool has_streams(bool fallback);
 
 // For an array of so many bytes on the wire, of which each of `ranks` ranks gets a segment.
 LinkTuning link_tuning(size_t bytes, int ranks);

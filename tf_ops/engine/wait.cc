@@ -57,14 +57,14 @@ double Rests::seconds() const {
 
 double Stopwatch::seconds() {
   const int64_t now = monotonic_ns();
-  begin_ += std::max<int64_t>(now - asked_ - kLongestPause, 0);
-  asked_ = now;
+  begin_ += std::max<int64_t>(now - last_query_ - kLongestPause, 0);
+  last_query_ = now;
   return static_cast<double>(now - begin_) * 1e-9;
 }
 
-void sleep_on(Flag* flag, uint64_t seen, double seconds) {
+void sleep_on(Flag* flag, uint64_t snapshot, double seconds) {
   if (flag)
-    flag->sleep(seen, static_cast<long>(seconds * 1e9));
+    flag->sleep(snapshot, static_cast<long>(seconds * 1e9));
   else
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }

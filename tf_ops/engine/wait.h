@@ -69,11 +69,11 @@ class Stopwatch {
   double seconds();
 
  private:
-  int64_t begin_ = monotonic_ns(), asked_ = begin_;
+  int64_t begin_ = monotonic_ns(), last_query_ = begin_;
 };
 
 // Until the flag is advanced, if there is one, and for at most so many seconds.
-void sleep_on(Flag* flag, uint64_t seen, double seconds);
+void sleep_on(Flag* flag, uint64_t snapshot, double seconds);
 
 struct NoCheck {
   Status operator()() const { return {}; }
@@ -97,12 +97,12 @@ Status wait_with(const Rest& rest, Sleep sleep, Look look, Check check = {}) {
 // The same; `flag`, if there is one, is advanced by others after what makes look() succeed.
 template <typename Look, typename Check = NoCheck>
 Status wait_until(const Rest& rest, Flag* flag, Look look, Check check = {}) {
-  uint64_t seen = 0;
+  uint64_t snapshot = 0;
   const auto look_since = [&](bool* done) {
-    if (flag) seen = flag->load();
+    if (flag) snapshot = flag->load();
     return look(done);
   };
-  return wait_with(rest, [&](double s) { sleep_on(flag, seen, s); }, look_since, check);
+  return wait_with(rest, [&](double s) { sleep_on(flag, snapshot, s); }, look_since, check);
 }
 
 // Waits for at most so many seconds; returns whether it is done.

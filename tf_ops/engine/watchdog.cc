@@ -16,8 +16,9 @@ constexpr double kBetweenHops = 0.02;
 constexpr double kNear = 0.5;
 
 Status lost(const OpState& op_state, const std::string& why) {
-  const bool one = is_message(op_state.signature.collective);
-  return {RINGAR_PEER_LOST, std::string("expected ") + (one ? "the other rank" : "all ranks") +
+  const bool is_to_peer = is_message(op_state.signature.collective);
+  return {RINGAR_PEER_LOST, std::string("expected ") +
+                                (is_to_peer ? "the other rank" : "all ranks") +
                                 " to take part, but " + why};
 }
 

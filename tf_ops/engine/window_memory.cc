@@ -59,10 +59,10 @@ Status WindowMemory::make(SharedSegment* segment, std::shared_ptr<WindowSpace> s
                           std::unique_ptr<WindowMemory>* memory) {
   bytes = std::max(bytes, page_bytes());
   if (!segment) {
-    void* const own =
+    void* const address =
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (own == MAP_FAILED) return no_addresses(bytes);
-    memory->reset(new WindowMemory(static_cast<std::byte*>(own), bytes, 0, nullptr));
+    if (address == MAP_FAILED) return no_addresses(bytes);
+    memory->reset(new WindowMemory(static_cast<std::byte*>(address), bytes, 0, nullptr));
     return {};
   }
   const std::optional<uint64_t> offset = space->take(bytes);

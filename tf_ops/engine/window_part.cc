@@ -106,15 +106,15 @@ WindowPart::WindowPart(std::byte* memory, int64_t length, const WindowLayout& la
 Status WindowPart::access(const WindowAccess& all) const {
   const bool past_caches = bytes_of(all) >= past_caches_bytes_;
   const int64_t chunk_elements = layout_.chunk_elements(), end = all.start + all.count;
-  WindowAccess one = all;
-  for (int64_t at = all.start; at < end; at += one.count) {
+  WindowAccess piece = all;
+  for (int64_t at = all.start; at < end; at += piece.count) {
     const int64_t chunk = at / chunk_elements;
-    one.start = at;
-    one.count = std::min(end, (chunk + 1) * chunk_elements) - at;
-    RINGAR_RETURN_IF_ERROR(access_chunk(chunks_[chunk], one, past_caches));
-    if (one.array) one.array += bytes_of(one);
-    if (one.before) one.before += bytes_of(one);
-    if (one.versions) ++one.versions;
+    piece.start = at;
+    piece.count = std::min(end, (chunk + 1) * chunk_elements) - at;
+    RINGAR_RETURN_IF_ERROR(access_chunk(chunks_[chunk], piece, past_caches));
+    if (piece.array) piece.array += bytes_of(piece);
+    if (piece.before) piece.before += bytes_of(piece);
+    if (piece.versions) ++piece.versions;
   }
   return {};
 }
@@ -221,8 +221,8 @@ Status WindowPart::lock(Chunk& chunk) const {
     const double waited = stopwatch.seconds();
     if (holder == 0) return {};
     const Status vain = patience_.look(static_cast<int>(holder) - 1, waited);
-    const bool whole = chunk.version.load() % 2 == 0;
-    return vain.code() == RINGAR_PEER_LOST && whole &&
+    const bool is_even = chunk.version.load() % 2 == 0;
+    return vain.code() == RINGAR_PEER_LOST && is_even &&
                    chunk.holder.compare_exchange_strong(holder, 0)
                ? Status()
                : vain;

@@ -141,8 +141,8 @@ Status WindowService::ask_when_few(int rank, int64_t number, const WindowLayout&
 Status WindowService::finish(int rank, Call& call, Status status) {
   if (status.ok()) status = wait(rank, call, 0);
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (auto one = pending_.begin(); one != pending_.end();)
-    one = one->second.call == &call ? pending_.erase(one) : std::next(one);
+  for (auto entry = pending_.begin(); entry != pending_.end();)
+    entry = entry->second.call == &call ? pending_.erase(entry) : std::next(entry);
   return status;
 }
 
@@ -232,9 +232,9 @@ Status WindowService::answer(int from, const std::byte* message) {
   Header header;
   std::memcpy(&header, message, sizeof header);
   if (header.generation != generation_) return {};
-  const auto found = windows_.find(header.number);
-  const WindowLayout layout = found == windows_.end() ? WindowLayout{} : found->second.layout;
-  const bool has_versions = header.wants_versions && found != windows_.end();
+  const auto window = windows_.find(header.number);
+  const WindowLayout layout = window == windows_.end() ? WindowLayout{} : window->second.layout;
+  const bool has_versions = header.wants_versions && window != windows_.end();
   const size_t chunks = has_versions ? chunks_of(layout, header.start, header.count) : 0;
   const bool brings = brings_array(header.kind) || header.moves;
   header.bytes = brings ? header.bytes_of_elements(layout.dtype) : 0;
@@ -242,11 +242,11 @@ Status WindowService::answer(int from, const std::byte* message) {
   header.bytes += 8 * chunks;
   std::byte* const body = make(std::max(header.bytes, kMostWords));
   std::vector<int64_t> versions(chunks);
-  const Status status = found == windows_.end()
+  const Status status = window == windows_.end()
                             ? Status(RINGAR_MISMATCH,
                                      "expected an open window, received one that "
                                      "its rank has closed")
-                            : serve(found->second, header, message + sizeof header, body,
+                            : serve(window->second, header, message + sizeof header, body,
                                     versions.empty() ? nullptr : versions.data());
   header.code = status.code();
   if (!status.ok()) {
@@ -280,9 +280,9 @@ Status WindowService::serve(const Served& served, const Header& header, const st
 void WindowService::take_reply(const std::byte* message) {
   Header header;
   std::memcpy(&header, message, sizeof header);
-  const auto found = pending_.find(header.piece);
-  if (header.generation != generation_ || found == pending_.end()) return;
-  const auto [call, array, own_versions, chunks] = found->second;
+  const auto entry = pending_.find(header.piece);
+  if (header.generation != generation_ || entry == pending_.end()) return;
+  const auto [call, array, own_versions, chunks] = entry->second;
   const std::byte* const body = message + sizeof header;
   const size_t versions = own_versions ? 8 * chunks : 0;
   if (header.code != RINGAR_OK) {
@@ -293,7 +293,7 @@ void WindowService::take_reply(const std::byte* message) {
     if (versions > 0) std::memcpy(own_versions, body + header.bytes - versions, versions);
   }
   --call->under_way;
-  pending_.erase(found);
+  pending_.erase(entry);
 }
 
 Status WindowService::drive(bool* moved) {

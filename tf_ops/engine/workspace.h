@@ -21,12 +21,12 @@ class Workspace {
     return array_;
   }
   // All arrays of a request as one.
-  BufferList& whole(const Request& request) {
-    BufferList& whole = array();
+  BufferList& list_of(const Request& request) {
+    BufferList& list = array();
     for (const Tensor& t : request.tensors)
-      whole.append(t.input, t.output,
-                   static_cast<size_t>(t.shape.elements()) * request.element_size());
-    return whole;
+      list.append(t.input, t.output,
+                  static_cast<size_t>(t.shape.elements()) * request.element_size());
+    return list;
   }
   BufferList& sums() {
     sums_.clear();

@@ -27,8 +27,8 @@ int64_t Options::number(const std::string& name) const {
 
 const std::string& Options::text(const std::string& name) const {
   static const std::string nothing;
-  const auto found = values_.find(name);
-  return found == values_.end() ? nothing : found->second;
+  const auto entry = values_.find(name);
+  return entry == values_.end() ? nothing : entry->second;
 }
 
 namespace {

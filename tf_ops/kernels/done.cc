@@ -25,8 +25,8 @@ Done& function_at(TF_AsyncOpKernelDoneCallback* done) {
 }
 
 bool is_in_a_library(const void* address) {
-  Dl_info found;
-  return dladdr(address, &found) != 0;
+  Dl_info info;
+  return dladdr(address, &info) != 0;
 }
 
 // Without this look, the trial below would replace whatever lies there instead.

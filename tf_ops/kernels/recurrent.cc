@@ -43,10 +43,10 @@ void forward(const Options& options, const Inputs& in, const Outputs& outputs) {
   const PackedSizes sizes = kernels.sizes(cell.shape);
   const T* packed = in.at<T>(kPacked);
   RINGAR_CHECK(!packed || in.dims[kPacked] == Dims{sizes.forth});
-  const Memory<T> own(packed ? 0 : sizes.forth);
+  const Memory<T> memory(packed ? 0 : sizes.forth);
   if (!packed) {
-    kernels.pack(cell.shape, in.at<T>(kKernel), in.at<T>(kRecurrent), own.data());
-    packed = own.data();
+    kernels.pack(cell.shape, in.at<T>(kKernel), in.at<T>(kRecurrent), memory.data());
+    packed = memory.data();
   }
   const int threads = threads_for(options, cell.shape, Traits<T>::kArrays.gates, 0);
   for_examples(cell.shape, threads, [&](int64_t first, int64_t last, int64_t) {

@@ -75,10 +75,10 @@ void pack(const Options& options, const Inputs& in, const Outputs& outputs) {
 
 template <const CellArrays& kCell>
 Status check_chunk_gradient(const std::vector<Dims>& in) {
-  std::vector<Dims> whole = in;
-  const auto packed = whole.begin() + static_cast<ptrdiff_t>(kBackPacked);
-  whole.erase(packed, packed + 2);
-  RINGAR_RETURN_IF_ERROR(check_gradient<kCell>(whole));
+  std::vector<Dims> dims = in;
+  const auto packed = dims.begin() + static_cast<ptrdiff_t>(kBackPacked);
+  dims.erase(packed, packed + 2);
+  RINGAR_RETURN_IF_ERROR(check_gradient<kCell>(dims));
   return expect_rank(kCell.name, "packed", in[kBackPacked], 1);
 }
 

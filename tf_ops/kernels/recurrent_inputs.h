@@ -56,9 +56,9 @@ inline Status check_fixed(const char* name, const std::vector<Dims>& in, int64_t
 
 inline Status check_written(const char* name, const std::vector<Dims>& in, size_t h,
                             const CellArrays& cell) {
-  const Dims& whole = in[h];
+  const Dims& states = in[h];
   if (cell.kept == 0) return {};
-  return expect_dims(name, "kept", in[h + 1], {whole[0], whole[1], cell.kept * whole[2]});
+  return expect_dims(name, "kept", in[h + 1], {states[0], states[1], cell.kept * states[2]});
 }
 
 inline Status check_projection(const char* name, const std::vector<Dims>& in,

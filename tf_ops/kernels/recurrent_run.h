@@ -134,11 +134,11 @@ void go_back(const Options& options, const Cell& cell, const T* packed, const Ba
   if constexpr (kArrays.scanned)
     if (levels > 0) d_h = scan_states(cell, kernels, back, levels, threads);
   for_examples(shape, threads, [&](int64_t first, int64_t last, int64_t task) {
-    Backward<T> own = back;
-    own.sums += task * row;
+    Backward<T> share = back;
+    share.sums += task * row;
     if constexpr (kArrays.scanned)
-      if (levels > 0) return kernels.gradients(cell, packed, own, d_h.data(), first, last);
-    kernels.backward(cell, packed, own, first, last);
+      if (levels > 0) return kernels.gradients(cell, packed, share, d_h.data(), first, last);
+    kernels.backward(cell, packed, share, first, last);
   });
 }
 

@@ -32,8 +32,8 @@ struct Plan {
 template <typename T>
 Plan plan_for(const Options& options, const Chain<T>& chain) {
   const ChainSize size{chain.length, chain.batch, chain.size};
-  const auto asked = static_cast<int>(options.number("levels"));
-  const int levels = asked < 0 ? choose_levels(size, options.threads()) : asked;
+  const auto option = static_cast<int>(options.number("levels"));
+  const int levels = option < 0 ? choose_levels(size, options.threads()) : option;
   return {levels, worthwhile_threads(scan_seconds(size, levels, 1), options.threads())};
 }
 

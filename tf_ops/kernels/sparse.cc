@@ -38,10 +38,10 @@ void for_stretches(int threads, const int32_t* offsets, int64_t count, const Wor
 }
 
 Status check_states(const char* name, const std::vector<Dims>& in) {
-  const Dims &own = in[kOwn], &ghosts = in[kGhosts];
-  if (own.size() != 2) return expect_dims(name, "own states", own, {-1, -1});
-  if (ghosts.size() != 2) return expect_dims(name, "states of ghosts", ghosts, {-1, own[1]});
-  return expect_dims(name, "states of ghosts", ghosts, {ghosts[0], own[1]});
+  const Dims &interior = in[kOwn], &ghosts = in[kGhosts];
+  if (interior.size() != 2) return expect_dims(name, "own states", interior, {-1, -1});
+  if (ghosts.size() != 2) return expect_dims(name, "states of ghosts", ghosts, {-1, interior[1]});
+  return expect_dims(name, "states of ghosts", ghosts, {ghosts[0], interior[1]});
 }
 
 Status check_multiply(const std::vector<Dims>& in) {
@@ -55,11 +55,11 @@ Status check_multiply(const std::vector<Dims>& in) {
 Status check_gradient(const std::vector<Dims>& in) {
   constexpr const char* name = "RingarSparseGradient";
   RINGAR_RETURN_IF_ERROR(check_states(name, in));
-  const Dims &own = in[kOwn], &ghosts = in[kGhosts];
-  RINGAR_RETURN_IF_ERROR(expect_dims(name, "starts", in[kStarts], {own[0] + ghosts[0] + 1}));
+  const Dims &interior = in[kOwn], &ghosts = in[kGhosts];
+  RINGAR_RETURN_IF_ERROR(expect_dims(name, "starts", in[kStarts], {interior[0] + ghosts[0] + 1}));
   RINGAR_RETURN_IF_ERROR(expect_dims(name, "rows", in[kRows], in[kValues]));
   RINGAR_RETURN_IF_ERROR(expect_dims(name, "places", in[kPlaces], in[kValues]));
-  return expect_dims(name, "upstream", in[kUpstream], {in[kUpstream][0], own[1]});
+  return expect_dims(name, "upstream", in[kUpstream], {in[kUpstream][0], interior[1]});
 }
 
 std::vector<Dims> multiply_shapes(const Options&, const std::vector<Dims>& in) {
@@ -90,7 +90,7 @@ void multiply(const Options& options, const Inputs& in, const Outputs& outputs) 
 template <typename T>
 void differentiate(const Options& options, const Inputs& in, const Outputs& outputs) {
   const auto output = [&](size_t index) { return static_cast<T*>(outputs[index]); };
-  const int64_t own = in.dims[kOwn][0], batch = in.dims[kOwn][1];
+  const int64_t interior = in.dims[kOwn][0], batch = in.dims[kOwn][1];
   const SparseGradient<T> gradient{in.at<int32_t>(kStarts),
                                    in.at<int32_t>(kRows),
                                    in.at<int32_t>(kPlaces),
@@ -98,7 +98,7 @@ void differentiate(const Options& options, const Inputs& in, const Outputs& outp
                                    in.at<T>(kUpstream),
                                    states_of<T>(in),
                                    options.number("states") != 0,
-                                   {output(1), output(2), own, batch},
+                                   {output(1), output(2), interior, batch},
                                    output(0)};
   if (batch == 0) std::fill_n(gradient.d_values, in.dims[kValues][0], T(0));
   const int64_t columns = in.dims[kStarts][0] - 1;

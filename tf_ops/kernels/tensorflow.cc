@@ -21,7 +21,7 @@ void* find_in_tensorflow(const char* name) {
 }
 
 const TensorFlow& tensorflow() {
-  static const TensorFlow found = [] {
+  static const TensorFlow functions = [] {
     TensorFlow tf;
     tf.complete = true;
 #define RINGAR_FIND(name)                                                   \
@@ -31,7 +31,7 @@ const TensorFlow& tensorflow() {
 #undef RINGAR_FIND
     return tf;
   }();
-  return found;
+  return functions;
 }
 
 void expect_accepted(const TfStatus& status) {

@@ -24,8 +24,8 @@ Status run_compiled_on_gpu(void* stream, void** buffers, std::string_view opaque
   const auto running = engine();
   if (!running) return run(request);
   OnGpu on_gpu{0, stream, nullptr};
-  const Status found = running->gpu().device_of(stream, &on_gpu.device);
-  if (!found.ok()) request.refusal = found.message();  // for all ranks
+  const Status status = running->gpu().device_of(stream, &on_gpu.device);
+  if (!status.ok()) request.refusal = status.message();  // for all ranks
   request.gpu = on_gpu;
   RINGAR_RETURN_IF_ERROR(running->run(request));
   return running->wait_on_gpu(*request.gpu);

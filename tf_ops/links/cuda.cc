@@ -38,12 +38,12 @@ Status Cuda::check(const char* call, cuda::Result result) const {
 
 Status open_cuda(const std::string& library, const Cuda** driver) {
   static std::mutex mutex;
-  static Cuda found;
+  static Cuda functions;
   static bool opened = false;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (!opened) RINGAR_RETURN_IF_ERROR(open_library(library, &found));
+  if (!opened) RINGAR_RETURN_IF_ERROR(open_library(library, &functions));
   opened = true;
-  *driver = &found;
+  *driver = &functions;
   return {};
 }
 

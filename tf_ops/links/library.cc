@@ -36,9 +36,9 @@ Status Library::open(const std::string& file) {
 }
 
 void* Library::find(const char* function) {
-  void* const found = dlsym(handle_, function);
-  if (!found) missing_.emplace_back(function);
-  return found;
+  void* const symbol = dlsym(handle_, function);
+  if (!symbol) missing_.emplace_back(function);
+  return symbol;
 }
 
 Status Library::complete() const {

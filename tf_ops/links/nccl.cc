@@ -31,8 +31,8 @@ Status refuse_another(const Nccl& nccl, int version, const std::string& file) {
   if (!first || first == nccl.GetVersion || first(&other) != nccl::kSuccess || other == version)
     return {};
   Dl_info place{};
-  const bool known = dladdr(reinterpret_cast<void*>(first), &place) != 0 && place.dli_fname;
-  const std::string others = known ? place.dli_fname : "of this process";
+  const bool has_place = dladdr(reinterpret_cast<void*>(first), &place) != 0 && place.dli_fname;
+  const std::string others = has_place ? place.dli_fname : "of this process";
   // The remedy comes first: what a rank tells the others is cut.
   return {RINGAR_UNSUPPORTED,
           "expected NCCL " + version_text(other) +
@@ -120,12 +120,12 @@ Status Nccl::check(const char* call, nccl::Result result, nccl::Comm comm) const
 
 Status open_nccl(const std::string& library, const Nccl** functions) {
   static std::mutex mutex;
-  static Nccl found;
+  static Nccl table;
   static bool opened = false;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (!opened) RINGAR_RETURN_IF_ERROR(open_library(library, &found));
+  if (!opened) RINGAR_RETURN_IF_ERROR(open_library(library, &table));
   opened = true;
-  *functions = &found;
+  *functions = &table;
   return {};
 }
 
@@ -155,18 +155,18 @@ nccl::DataType nccl_type(DataType type) {
 }
 
 Status NcclCommunicator::create(const Nccl& nccl, const nccl::UniqueId& id, int ranks, int rank,
-                                const Wait& wait, std::unique_ptr<NcclCommunicator>* made) {
+                                const Wait& wait, std::unique_ptr<NcclCommunicator>* communicator) {
   nccl::Config config = nonblocking();
   const Slot slot;
   const nccl::Result result = nccl.CommInitRankConfig(slot.get(), ranks, id, rank, &config);
   std::unique_ptr<NcclCommunicator> fresh(new NcclCommunicator(nccl, *slot));
   RINGAR_RETURN_IF_ERROR(fresh->settle("ncclCommInitRankConfig", result, wait));
-  *made = std::move(fresh);
+  *communicator = std::move(fresh);
   return {};
 }
 
 Status NcclCommunicator::split(int color, int key, const Wait& wait,
-                               std::unique_ptr<NcclCommunicator>* made) {
+                               std::unique_ptr<NcclCommunicator>* communicator) {
   nccl::Config config = nonblocking();
   Slot slot;
   const nccl::Result result = nccl_.CommSplit(comm_, color, key, slot.get(), &config);
@@ -181,7 +181,7 @@ Status NcclCommunicator::split(int color, int key, const Wait& wait,
   if (color == nccl::kSplitNoColor) return {};
   std::unique_ptr<NcclCommunicator> fresh(new NcclCommunicator(nccl_, *slot));
   RINGAR_RETURN_IF_ERROR(fresh->settle("ncclCommSplit", nccl::kInProgress, wait));
-  *made = std::move(fresh);
+  *communicator = std::move(fresh);
   return {};
 }
 
@@ -225,15 +225,15 @@ Status NcclCommunicator::group(const std::function<Status()>& calls, const Wait&
   return settle("ncclGroupEnd", ended, wait);
 }
 
-Status NcclCommunicator::acquire(ReduceOp op, DataType type, double factor, nccl::RedOp* made) {
-  *made = plain(op);
+Status NcclCommunicator::acquire(ReduceOp op, DataType type, double factor, nccl::RedOp* result) {
+  *result = plain(op);
   if (factor == 1.0) return {};
   alignas(8) std::byte scalar[8];
   scaled_one(type, factor, scalar);
-  return nccl_.check(
-      "ncclRedOpCreatePreMulSum",
-      nccl_.RedOpCreatePreMulSum(made, scalar, nccl_type(type), nccl::kScalarHostImmediate, comm_),
-      comm_);
+  return nccl_.check("ncclRedOpCreatePreMulSum",
+                     nccl_.RedOpCreatePreMulSum(result, scalar, nccl_type(type),
+                                                nccl::kScalarHostImmediate, comm_),
+                     comm_);
 }
 
 void NcclCommunicator::release(nccl::RedOp op) {

@@ -39,10 +39,11 @@ class NcclCommunicator {
 
   // The context of the rank's GPU is current wherever one of these is called.
   static Status create(const Nccl& nccl, const nccl::UniqueId& id, int ranks, int rank,
-                       const Wait& wait, std::unique_ptr<NcclCommunicator>* made);
+                       const Wait& wait, std::unique_ptr<NcclCommunicator>* communicator);
   // Of all ranks of this one. `color`: those with the same one get a communicator, in which they
   // are ordered by `key`; null for nccl::kSplitNoColor.
-  Status split(int color, int key, const Wait& wait, std::unique_ptr<NcclCommunicator>* made);
+  Status split(int color, int key, const Wait& wait,
+               std::unique_ptr<NcclCommunicator>* communicator);
   // Aborts what finish() has not ended.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
@@ -53,7 +54,7 @@ class NcclCommunicator {
   Status group(const std::function<Status()>& calls, const Wait& wait);
   // The operator of a reduction: for a sum, of elements that are multiplied by `factor` before.
   // release() has to follow.
-  Status acquire(ReduceOp op, DataType type, double factor, nccl::RedOp* made);
+  Status acquire(ReduceOp op, DataType type, double factor, nccl::RedOp* result);
   void release(nccl::RedOp op);
 
   // Of what it does by itself: a connection that broke, say.

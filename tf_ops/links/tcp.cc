@@ -61,8 +61,8 @@ constexpr std::chrono::seconds kTimeOfStrangers(10);
 
 class TcpLink : public Link {
  public:
-  TcpLink(Credentials own, Descriptor listener, std::vector<TcpAddress> addresses)
-      : own_(std::move(own)),
+  TcpLink(Credentials credentials, Descriptor listener, std::vector<TcpAddress> addresses)
+      : credentials_(std::move(credentials)),
         addresses_(std::move(addresses)),
         listener_(std::move(listener)),
         epoll_(::epoll_create1(EPOLL_CLOEXEC)),
@@ -88,7 +88,7 @@ class TcpLink : public Link {
       return {};
     }
     const Stream stream{to, stream_of(tag)};
-    const auto [place, is_new] = senders_.try_emplace(stream, own_, to, address_of(to));
+    const auto [place, is_new] = senders_.try_emplace(stream, credentials_, to, address_of(to));
     TcpSender& sender = place->second;
     sender.push(tag, data, bytes, *handle);
     go_on(stream, is_new ? open(stream, sender) : Status());
@@ -233,7 +233,8 @@ class TcpLink : public Link {
       const uint64_t name = next_receiver_++;
       RINGAR_RETURN_IF_ERROR(watch(socket.get(), EPOLLIN, name));
       // Who accepts speaks first.
-      go_on(receivers_.try_emplace(name, Receiver{{own_, std::move(socket)}, Clock::now()}).first);
+      go_on(receivers_.try_emplace(name, Receiver{{credentials_, std::move(socket)}, Clock::now()})
+                .first);
       dismiss_strangers();
     }
     return {};
@@ -242,7 +243,7 @@ class TcpLink : public Link {
   // The other rank waits meanwhile, until its deadline.
   Status accept_later() {
     if (!has_warned_)
-      warn("rank " + std::to_string(own_.rank) +
+      warn("rank " + std::to_string(credentials_.rank) +
            " | cannot accept a connection over TCP: " + strerror(errno) +
            "; it is accepted as soon as this is possible. Raise the limit of open " +
            "files (ulimit -n), or close files.");
@@ -311,7 +312,7 @@ class TcpLink : public Link {
   }
 
   std::mutex mutex_;
-  const Credentials own_;
+  const Credentials credentials_;
   const std::vector<TcpAddress> addresses_;
   const Descriptor listener_, epoll_;
   Transfers transfers_;
@@ -328,11 +329,12 @@ class TcpLink : public Link {
 
 }  // namespace
 
-Status open_tcp_link(Credentials own, Descriptor listener, std::vector<TcpAddress> addresses,
-                     std::unique_ptr<Link>* link) {
-  auto made = std::make_unique<TcpLink>(std::move(own), std::move(listener), std::move(addresses));
-  RINGAR_RETURN_IF_ERROR(made->start());
-  *link = std::move(made);
+Status open_tcp_link(Credentials credentials, Descriptor listener,
+                     std::vector<TcpAddress> addresses, std::unique_ptr<Link>* link) {
+  auto link_of_job =
+      std::make_unique<TcpLink>(std::move(credentials), std::move(listener), std::move(addresses));
+  RINGAR_RETURN_IF_ERROR(link_of_job->start());
+  *link = std::move(link_of_job);
   return {};
 }
 

@@ -21,7 +21,7 @@
 namespace ringar {
 
 // `listener`: made by listen_at(), for this rank. `addresses`: where each rank listens.
-Status open_tcp_link(Credentials own, Descriptor listener, std::vector<TcpAddress> addresses,
-                     std::unique_ptr<Link>* link);
+Status open_tcp_link(Credentials credentials, Descriptor listener,
+                     std::vector<TcpAddress> addresses, std::unique_ptr<Link>* link);
 
 }  // namespace ringar

@@ -25,11 +25,14 @@ constexpr std::chrono::seconds kLongestSilence(25);
 
 }  // namespace
 
-TcpSender::TcpSender(const Credentials& own, int peer, const TcpAddress& address)
-    : own_(&own), peer_(peer), address_(address), handshake_(Handshake::opening(own, peer)) {}
+TcpSender::TcpSender(const Credentials& credentials, int peer, const TcpAddress& address)
+    : credentials_(&credentials),
+      peer_(peer),
+      address_(address),
+      handshake_(Handshake::opening(credentials, peer)) {}
 
 Status TcpSender::open() {
-  handshake_ = Handshake::opening(*own_, peer_);
+  handshake_ = Handshake::opening(*credentials_, peer_);
   state_ = State::kConnecting;
   return begin_to_connect(address_, &socket_);
 }
@@ -116,8 +119,8 @@ Status TcpSender::lost(const std::string& why) const {
                                 " cannot be reached at " + address_.text() + ": " + why};
 }
 
-TcpReceiver::TcpReceiver(const Credentials& own, Descriptor socket)
-    : socket_(std::move(socket)), handshake_(Handshake::accepting(own)) {}
+TcpReceiver::TcpReceiver(const Credentials& credentials, Descriptor socket)
+    : socket_(std::move(socket)), handshake_(Handshake::accepting(credentials)) {}
 
 Status TcpReceiver::advance(Inbox& inbox) {
   if (!ready_) {

@@ -27,7 +27,7 @@ struct Frame {
 
 class TcpSender {
  public:
-  TcpSender(const Credentials& own, int peer, const TcpAddress& address);
+  TcpSender(const Credentials& credentials, int peer, const TcpAddress& address);
 
   // Begins to connect, from the beginning.
   Status open();
@@ -62,7 +62,7 @@ class TcpSender {
   Status look_for_the_end();
   Status lost(const std::string& why) const;
 
-  const Credentials* const own_;
+  const Credentials* const credentials_;
   const int peer_;
   const TcpAddress address_;
   Descriptor socket_;
@@ -75,7 +75,7 @@ class TcpSender {
 
 class TcpReceiver {
  public:
-  TcpReceiver(const Credentials& own, Descriptor socket);
+  TcpReceiver(const Credentials& credentials, Descriptor socket);
 
   // Reads what there is, and hands it to the inbox. An error is the end of the connection; of one
   // whose peer() is -1 it matters to nobody.

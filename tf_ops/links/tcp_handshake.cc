@@ -47,17 +47,21 @@ Status stranger(const std::string& what) {
 
 }  // namespace
 
-Handshake::Handshake(const Credentials& own, int peer, bool opens)
-    : own_(&own), peer_(peer), generation_(own.generation), opens_(opens), nonce_(new_nonce()) {
+Handshake::Handshake(const Credentials& credentials, int peer, bool opens)
+    : credentials_(&credentials),
+      peer_(peer),
+      generation_(credentials.generation),
+      opens_(opens),
+      nonce_(new_nonce()) {
   if (!opens) out_ = kMagic + nonce_;
   expected_ = opens ? kChallengeBytes : kAnswerBytes;
 }
 
-Handshake Handshake::opening(const Credentials& own, int peer) {
-  return {own, peer, true};
+Handshake Handshake::opening(const Credentials& credentials, int peer) {
+  return {credentials, peer, true};
 }
-Handshake Handshake::accepting(const Credentials& own) {
-  return {own, -1, false};
+Handshake Handshake::accepting(const Credentials& credentials) {
+  return {credentials, -1, false};
 }
 
 Status Handshake::advance(int socket, bool* done) {
@@ -86,7 +90,7 @@ Status Handshake::hear() {
 Status Handshake::answer() {
   if (in_.compare(0, kMagicBytes, kMagic) != 0) return stranger("bytes of another protocol");
   nonce_of_other_ = in_.substr(kMagicBytes);
-  out_ = bytes_of(own_->rank) + bytes_of(generation_) + nonce_ + proof("opens");
+  out_ = bytes_of(credentials_->rank) + bytes_of(generation_) + nonce_ + proof("opens");
   in_.clear();
   expected_ = kProofBytes;
   return {};
@@ -98,8 +102,8 @@ Status Handshake::check_opener() {
   nonce_of_other_ = in_.substr(2 * kNumberBytes, kNonceBytes);
   if (!equal_proofs(in_.substr(2 * kNumberBytes + kNonceBytes), proof("opens")))
     return stranger("a proof made with another secret");
-  if (generation_ < own_->generation) return stranger("a rank of an earlier generation");
-  is_too_early_ = generation_ > own_->generation;
+  if (generation_ < credentials_->generation) return stranger("a rank of an earlier generation");
+  is_too_early_ = generation_ > credentials_->generation;
   out_ = proof(is_too_early_ ? "later" : "accepts");
   ends_ = true;
   return {};
@@ -107,10 +111,11 @@ Status Handshake::check_opener() {
 
 std::string Handshake::proof(const char* word) const {
   const std::string opener =
-      bytes_of(opens_ ? own_->rank : peer_) + (opens_ ? nonce_ : nonce_of_other_);
+      bytes_of(opens_ ? credentials_->rank : peer_) + (opens_ ? nonce_ : nonce_of_other_);
   const std::string acceptor =
-      bytes_of(opens_ ? peer_ : own_->rank) + (opens_ ? nonce_of_other_ : nonce_);
-  const Digest digest = hmac_sha256(own_->secret, word + opener + acceptor + bytes_of(generation_));
+      bytes_of(opens_ ? peer_ : credentials_->rank) + (opens_ ? nonce_of_other_ : nonce_);
+  const Digest digest =
+      hmac_sha256(credentials_->secret, word + opener + acceptor + bytes_of(generation_));
   return {digest.begin(), digest.end()};
 }
 

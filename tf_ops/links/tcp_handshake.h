@@ -29,8 +29,8 @@ struct Credentials {
 // One side of it, on a socket that does not block.
 class Handshake {
  public:
-  static Handshake opening(const Credentials& own, int peer);
-  static Handshake accepting(const Credentials& own);
+  static Handshake opening(const Credentials& credentials, int peer);
+  static Handshake accepting(const Credentials& credentials);
 
   // Goes on as far as the socket lets it.
   Status advance(int socket, bool* done);
@@ -42,7 +42,7 @@ class Handshake {
   bool was_hung_up() const { return was_hung_up_; }
 
  private:
-  Handshake(const Credentials& own, int peer, bool opens);
+  Handshake(const Credentials& credentials, int peer, bool opens);
   // What to do with all of what was expected.
   Status hear();
   Status answer();
@@ -52,7 +52,7 @@ class Handshake {
   Status fill(int socket, bool* all);
   Status end(const std::string& why, bool by_the_other);
 
-  const Credentials* own_;
+  const Credentials* credentials_;
   int32_t peer_, generation_;  // the opener's
   bool opens_;
   bool is_too_early_ = false, was_hung_up_ = false;

@@ -69,17 +69,17 @@ Inbox::Receives::iterator Inbox::first_that_wants(int from, int tag) {
                       [&](const Receive& receive) { return wants(receive, from, tag); });
 }
 
-void Inbox::receive(const Receive& wanted) {
-  const auto message = std::find_if(arrived_.begin(), arrived_.end(), [&](const Message& one) {
-    return wants(wanted, one.from, one.tag);
-  });
+void Inbox::receive(const Receive& receive) {
+  const auto message = std::find_if(
+      arrived_.begin(), arrived_.end(),
+      [&](const Message& candidate) { return wants(receive, candidate.from, candidate.tag); });
   if (message != arrived_.end()) {
-    deliver(wanted, *message);
+    deliver(receive, *message);
     arrived_.erase(message);
-  } else if (const auto lost = lost_.find(wanted.from); lost != lost_.end()) {
-    transfers_.fail(wanted.handle, lost->second);
+  } else if (const auto lost = lost_.find(receive.from); lost != lost_.end()) {
+    transfers_.fail(receive.handle, lost->second);
   } else {
-    posted_.push_back(wanted);
+    posted_.push_back(receive);
   }
 }
 

@@ -61,7 +61,7 @@ class Inbox {
     std::vector<std::byte> kept{};
   };
 
-  void receive(const Receive& wanted);
+  void receive(const Receive& receive);
   Message begin(int from, int tag, size_t bytes);
   void end(Message message);
   // So many bytes of a message have come.

@@ -21,17 +21,17 @@ struct SocketAddress {
 };
 
 Status parse(const TcpAddress& address, SocketAddress* parsed) {
-  addrinfo hints{}, *found = nullptr;
+  addrinfo hints{}, *entries = nullptr;
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   hints.ai_socktype = SOCK_STREAM;
   const std::string port = std::to_string(address.port);
-  const int error = getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found);
+  const int error = getaddrinfo(address.host.c_str(), port.c_str(), &hints, &entries);
   if (error != 0)
     return {RINGAR_UNSUPPORTED,
             "expected a numeric address, received " + address.host + ": " + gai_strerror(error)};
-  std::memcpy(parsed->get(), found->ai_addr, found->ai_addrlen);
-  parsed->bytes = found->ai_addrlen;
-  freeaddrinfo(found);
+  std::memcpy(parsed->get(), entries->ai_addr, entries->ai_addrlen);
+  parsed->bytes = entries->ai_addrlen;
+  freeaddrinfo(entries);
   return {};
 }
 
@@ -85,39 +85,40 @@ TcpAddress TcpAddress::parse(const std::string& text) {
 }
 
 Status listen_at(TcpAddress* address, Descriptor* listener) {
-  SocketAddress own;
-  RINGAR_RETURN_IF_ERROR(parse(*address, &own));
-  Descriptor made(
-      ::socket(own.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
-  if (made.get() < 0 || ::bind(made.get(), own.get(), own.bytes) != 0 ||
-      ::listen(made.get(), kBacklog) != 0 || ::getsockname(made.get(), own.get(), &own.bytes) != 0)
+  SocketAddress local;
+  RINGAR_RETURN_IF_ERROR(parse(*address, &local));
+  Descriptor descriptor(
+      ::socket(local.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
+  if (descriptor.get() < 0 || ::bind(descriptor.get(), local.get(), local.bytes) != 0 ||
+      ::listen(descriptor.get(), kBacklog) != 0 ||
+      ::getsockname(descriptor.get(), local.get(), &local.bytes) != 0)
     return failure("listen at", *address);
-  address->port = ntohs(own.storage.ss_family == AF_INET6
-                            ? reinterpret_cast<const sockaddr_in6&>(own.storage).sin6_port
-                            : reinterpret_cast<const sockaddr_in&>(own.storage).sin_port);
-  *listener = std::move(made);
+  address->port = ntohs(local.storage.ss_family == AF_INET6
+                            ? reinterpret_cast<const sockaddr_in6&>(local.storage).sin6_port
+                            : reinterpret_cast<const sockaddr_in&>(local.storage).sin_port);
+  *listener = std::move(descriptor);
   return {};
 }
 
 Status begin_to_connect(const TcpAddress& address, Descriptor* connection) {
   SocketAddress peer;
   RINGAR_RETURN_IF_ERROR(parse(address, &peer));
-  Descriptor made(
+  Descriptor descriptor(
       ::socket(peer.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
-  if (made.get() < 0) return failure("make a socket for", address);
-  prepare(made.get());
-  if (::connect(made.get(), peer.get(), peer.bytes) != 0 && errno != EINPROGRESS)
+  if (descriptor.get() < 0) return failure("make a socket for", address);
+  prepare(descriptor.get());
+  if (::connect(descriptor.get(), peer.get(), peer.bytes) != 0 && errno != EINPROGRESS)
     return failure("connect to", address);
-  *connection = std::move(made);
+  *connection = std::move(descriptor);
   return {};
 }
 
 Descriptor accept_from(int listener) {
-  Descriptor made(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  Descriptor descriptor(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   const int error = errno;
-  if (made.get() >= 0) prepare(made.get());
+  if (descriptor.get() >= 0) prepare(descriptor.get());
   errno = error;
-  return made;
+  return descriptor;
 }
 
 // TCP_USER_TIMEOUT is no way to know: it also ends the connection to a host that answers, whose

@@ -121,11 +121,11 @@ void scan_tree(Tree<T>& tree, int levels, int subtree, int threads) {
                 block = int64_t{1} << levels;
   if (levels > 0) tree.make_slots();
   if (subtree > 0)
-    for_subtrees(tree, subtree, threads, [&](int64_t lo, const Buffer<T>& own) {
+    for_subtrees(tree, subtree, threads, [&](int64_t lo, const Buffer<T>& buffer) {
       if (lo + (int64_t{1} << subtree) < tree.positions())
-        tree.keep(lo, subtree, 0, own);
+        tree.keep(lo, subtree, 0, buffer);
       else
-        tree.keep_left_children(lo, subtree, 0, own);
+        tree.keep_left_children(lo, subtree, 0, buffer);
     });
   for (int64_t lo = 0; lo < last; lo += block) tree.keep(lo, levels, subtree, scratch);
   tree.keep_left_children(last, levels, subtree, scratch);
@@ -133,7 +133,7 @@ void scan_tree(Tree<T>& tree, int levels, int subtree, int threads) {
   for (int64_t lo = 0; lo <= last; lo += block) tree.down(lo, levels, subtree, scratch);
   if (subtree > 0)
     for_subtrees(tree, subtree, threads,
-                 [&](int64_t lo, const Buffer<T>& own) { tree.down(lo, subtree, 0, own); });
+                 [&](int64_t lo, const Buffer<T>& buffer) { tree.down(lo, subtree, 0, buffer); });
   // The exclusive scan ends one position before the end.
   tree.carry(tree.positions() - 1, 0, scratch);
 }
@@ -144,8 +144,8 @@ void reduce_tree(Tree<T>& tree, int levels, int subtree, int threads, const Targ
   const Buffer<T> scratch = tree.scratch(levels), aside = tree.scratch(0);
   if (levels > 0) tree.make_slots();
   if (subtree > 0)
-    for_subtrees(tree, subtree, threads, [&](int64_t lo, const Buffer<T>& own) {
-      if (tree.is_full(lo, subtree)) tree.keep(lo, subtree, 0, own);
+    for_subtrees(tree, subtree, threads, [&](int64_t lo, const Buffer<T>& buffer) {
+      if (tree.is_full(lo, subtree)) tree.keep(lo, subtree, 0, buffer);
     });
   Target<T> to = tree.place(aside, 0), next = tree.place(aside, 1);
   Maps<T> all;
@@ -178,8 +178,8 @@ void scan(const Chain<T>& chain, int levels, int threads) {
   if (chain.length == 0 || chain.batch == 0 || chain.size == 0) return;
   levels = std::min(levels, scan_levels(chain.length));
   const Shares shares = share_out(chain, levels, threads);
-  for_groups(chain, shares, threads, true, [&](Tree<T>& tree, int64_t, int own) {
-    scan_tree(tree, levels, shares.subtree, own);
+  for_groups(chain, shares, threads, true, [&](Tree<T>& tree, int64_t, int workers) {
+    scan_tree(tree, levels, shares.subtree, workers);
   });
 }
 
@@ -195,10 +195,10 @@ void reduce_chain(const Chain<T>& chain, int levels, int threads, T* product, T*
   }
   levels = std::min(levels, scan_levels(chain.length));
   const Shares shares = share_out(chain, levels, threads);
-  for_groups(chain, shares, threads, false, [&](Tree<T>& tree, int64_t first, int own) {
+  for_groups(chain, shares, threads, false, [&](Tree<T>& tree, int64_t first, int workers) {
     Rows<T> addends;
     if (chain.has_addends()) addends = {addend + first * chain.size, chain.size};
-    reduce_tree(tree, levels, shares.subtree, own, {product + first * matrix, addends});
+    reduce_tree(tree, levels, shares.subtree, workers, {product + first * matrix, addends});
   });
 }
 

@@ -181,9 +181,9 @@ class Tree {
     }
     // A subtree's root is kept where its parent goes, if it is the right child.
     const bool in_place = right.matrices == to.matrices;
-    const Target<T> made = in_place ? place(scratch, level) : to;
-    combine(left, right, made);
-    return in_place ? copy(made.written(), to) : to.written();
+    const Target<T> target = in_place ? place(scratch, level) : to;
+    combine(left, right, target);
+    return in_place ? copy(target.written(), to) : to.written();
   }
 
   // v_to = the maps, applied to v_from.

@@ -40,12 +40,12 @@ class Workers {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       job_ = &job;
-      wanted_ = helpers;
+      request_count_ = helpers;
     }
     work_is_there_.notify_all();
     job.work();
     std::unique_lock<std::mutex> lock(mutex_);
-    wanted_ = 0;  // who has not woken up by now is not needed
+    request_count_ = 0;  // who has not woken up by now is not needed
     all_are_done_.wait(lock, [this] { return busy_ == 0; });
     job_ = nullptr;
   }
@@ -62,8 +62,8 @@ class Workers {
   void serve() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-      work_is_there_.wait(lock, [this] { return wanted_ > 0; });
-      --wanted_;
+      work_is_there_.wait(lock, [this] { return request_count_ > 0; });
+      --request_count_;
       ++busy_;
       Job& job = *job_;
       lock.unlock();
@@ -76,7 +76,7 @@ class Workers {
   std::mutex turn_, mutex_;
   std::condition_variable work_is_there_, all_are_done_;
   Job* job_ = nullptr;
-  int wanted_ = 0, busy_ = 0, started_ = 0;
+  int request_count_ = 0, busy_ = 0, started_ = 0;
 };
 
 // A forked process has none of its parent's threads, and starts its own.

@@ -15,13 +15,13 @@ namespace ringar {
 // Rows of `batch` elements in two arrays, counted through.
 template <typename T>
 struct TwoPartRows {
-  T* own;
+  T* interior;
   T* ghosts;
   int64_t own_rows;
   int64_t batch;
 
   T* at(int64_t row) const {
-    return row < own_rows ? own + row * batch : ghosts + (row - own_rows) * batch;
+    return row < own_rows ? interior + row * batch : ghosts + (row - own_rows) * batch;
   }
 };
 

@@ -64,7 +64,7 @@ class Variables:
         ]
         # An optimizer of the user might keep a gradient itself in a slot: it gets copies.
         self._is_of_keras = all(
-            type(one).__module__.startswith("keras.") for one in with_nested(optimizer)
+            type(part).__module__.startswith("keras.") for part in with_nested(optimizer)
         )
         self._updates: dict[tuple[type, ...], Callable[..., None]] = {}
 
@@ -89,9 +89,9 @@ class Variables:
 
     def take_averages(self) -> bool:
         """Set the variables to their moving averages (`use_ema`); return whether there are any."""
-        averaging = [one for one in with_nested(self.optimizer) if one.use_ema]
-        for one in averaging:
-            one.finalize_variable_values(one._trainable_variables)
+        averaging = [part for part in with_nested(self.optimizer) if part.use_ema]
+        for part in averaging:
+            part.finalize_variable_values(part._trainable_variables)
         return bool(averaging)
 
     def update(self, gradients: Sequence[Gradient], factor: float) -> None:

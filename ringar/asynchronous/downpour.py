@@ -283,13 +283,13 @@ def _flat(
 
     def rebuild(arrays: Sequence[np.ndarray]) -> list[Gradient]:
         values = iter(arrays)
-        made: list[Gradient] = []
+        gradients: list[Gradient] = []
         for count in counts:
             if count == 0:
-                made.append(None)
+                gradients.append(None)
             else:
-                made.append(next(values) if count == 1 else Rows(next(values), next(values)))
-        return made
+                gradients.append(next(values) if count == 1 else Rows(next(values), next(values)))
+        return gradients
 
     return tensors, rebuild
 
@@ -304,11 +304,11 @@ def _sum(total: Gradient, gradient: Gradient) -> Gradient:
         values = np.zeros((indices.size, *total.values.shape[1:]), total.values.dtype)
         np.add.at(values, places, np.concatenate([total.values, gradient.values]))
         return Rows(indices, values)
-    dense, other = (gradient, total) if isinstance(total, Rows) else (total, gradient)
+    dense, addend = (gradient, total) if isinstance(total, Rows) else (total, gradient)
     assert isinstance(dense, np.ndarray)
     result = dense.copy() if dense is gradient else dense
-    if isinstance(other, Rows):
-        result[other.indices] += other.values
+    if isinstance(addend, Rows):
+        result[addend.indices] += addend.values
     else:
-        result += other
+        result += addend
     return result

@@ -40,11 +40,11 @@ class Failures:
         """Tell all others the error of this rank, unless it follows from that of another."""
         if isinstance(_cause(error), PeerLostError | DeadlineError):
             return
-        told = Failure.of(error)
-        told = dataclasses.replace(
-            told, text=told.text[:_CHARACTERS], trace=told.trace[-_CHARACTERS:]
+        report = Failure.of(error)
+        report = dataclasses.replace(
+            report, text=report.text[:_CHARACTERS], trace=report.trace[-_CHARACTERS:]
         )
-        text = json.dumps(dataclasses.asdict(told)).encode("ascii")[: _BYTES - 1]
+        text = json.dumps(dataclasses.asdict(report)).encode("ascii")[: _BYTES - 1]
         record, me = np.frombuffer(text + b"\0", np.uint8), self._ranks.rank()
         for rank in range(self._ranks.size()):
             if rank != me:
@@ -53,17 +53,17 @@ class Failures:
 
     def first(self, error: BaseException) -> BaseException:
         """Return the error to raise in the place of one that may follow from another rank's."""
-        own = _cause(error)
-        if not isinstance(own, RingarError | tf.errors.OpError):
+        cause = _cause(error)
+        if not isinstance(cause, RingarError | tf.errors.OpError):
             return error
         for rank, record in zip(
             self._ranks.ranks, self._window.local.reshape(-1, _BYTES), strict=True
         ):
             if record[0]:
                 with suppress(ValueError):  # cut off
-                    told = Failure(**json.loads(bytes(record).split(b"\0", 1)[0]))
-                    return told.on_another_rank(rank, self._caller, "to go on")
-        return own
+                    report = Failure(**json.loads(bytes(record).split(b"\0", 1)[0]))
+                    return report.on_another_rank(rank, self._caller, "to go on")
+        return cause
 
 
 def _cause(error: BaseException) -> BaseException:

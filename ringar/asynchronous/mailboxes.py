@@ -162,7 +162,7 @@ class ShardPlace:
         head[:_ANNOUNCED] = step + 1, version
         counts = head[_ANNOUNCED:]
         body = self._head_bytes
-        found: list[tuple[int, np.ndarray]] = [(0, head.view(np.uint8))]
+        pieces: list[tuple[int, np.ndarray]] = [(0, head.view(np.uint8))]
         for i, (piece, gradient) in enumerate(zip(self.pieces, gradients, strict=True)):
             at = body + self._begins[i]
             if isinstance(gradient, Rows) and 8 * gradient.indices.size + gradient.values.nbytes > (
@@ -171,12 +171,12 @@ class ShardPlace:
                 gradient = _dense(gradient, piece)
             if isinstance(gradient, Rows):
                 counts[i] = gradient.indices.size
-                found.append((at, _bytes_of(gradient.indices)))
-                found.append((at + 8 * gradient.indices.size, _bytes_of(gradient.values)))
+                pieces.append((at, _bytes_of(gradient.indices)))
+                pieces.append((at + 8 * gradient.indices.size, _bytes_of(gradient.values)))
             elif gradient is not None:
                 counts[i] = _DENSE
-                found.append((at, _bytes_of(gradient)))
-        return found
+                pieces.append((at, _bytes_of(gradient)))
+        return pieces
 
     def gradients(self, mailbox: np.ndarray) -> list[Gradient]:
         """Return the gradients in the bytes of a mailbox, as arrays on them."""

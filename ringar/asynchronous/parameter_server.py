@@ -124,16 +124,16 @@ class ParameterServer:
         server_arguments.check_cut(optimizer, self._pieces)
         servers_of = [serving[number % len(serving)] for number in range(shards)]
         optional = {"directory": directory, "schedule": schedule}
-        given = [name for name, value in optional.items() if value is not None]
-        self._agree(described, servers_of, control, optimizer, given)
+        names = [name for name, value in optional.items() if value is not None]
+        self._agree(described, servers_of, control, optimizer, names)
         broadcast_variables(self.variables, self._ranks.ranks[0], process_set=process_set)
         self._mailboxes = Mailboxes(
             self._pieces, servers_of, len(working), self._ranks, f"{name}/shards"
         )
-        own = [n for n, rank in enumerate(servers_of) if rank == self._ranks.rank()]
+        numbers = [n for n, rank in enumerate(servers_of) if rank == self._ranks.rank()]
         values = [np.asarray(keras.ops.convert_to_numpy(v)) for v in self.variables]
         self.control, self.optimizer = control, optimizer
-        self.shards = {number: self._make_shard(number, values, optimizer) for number in own}
+        self.shards = {number: self._make_shard(number, values, optimizer) for number in numbers}
         statistics.count_staleness(self)
         self._files = ShardFiles(directory, save_every, self._pieces, name)
         self._files.load(self.shards, process_set)
@@ -339,11 +339,13 @@ class ParameterServer:
                 )
 
     def _turnstiles(self, schedule: Sequence[Entry]) -> list[Turnstile]:
-        taken: dict[int, int] = {}
-        own = {number: shard.taken for number, shard in self.shards.items()}
-        for of_rank in allgather_object(own, name=f"{self._name}/taken", process_set=self._ranks):
-            taken |= of_rank
-        server_arguments.check_schedule(schedule, taken)
+        pushes: dict[int, int] = {}
+        of_shards = {number: shard.taken for number, shard in self.shards.items()}
+        for of_rank in allgather_object(
+            of_shards, name=f"{self._name}/taken", process_set=self._ranks
+        ):
+            pushes |= of_rank
+        server_arguments.check_schedule(schedule, pushes)
         return [Turnstile(schedule, number) for number in range(len(self._pieces))]
 
     def _host(self, rank: int) -> int:
@@ -399,11 +401,11 @@ class ParameterServer:
 
     def check_variables(self, variables: Sequence[keras.Variable] | None) -> None:
         """Raise a MismatchError unless these are the variables that are served, in this order."""
-        given = list(variables or ())
-        if [id(variable) for variable in given] != [id(variable) for variable in self.variables]:
+        listed = list(variables or ())
+        if [id(variable) for variable in listed] != [id(variable) for variable in self.variables]:
             raise self._refusal(
                 f"an optimizer of the {len(self.variables)} variables that are served",
-                f"one of {len(given)}: {', '.join(describe(v).name for v in given[:5])}",
+                f"one of {len(listed)}: {', '.join(describe(v).name for v in listed[:5])}",
                 "Make the server of the model that is trained.",
             )
 

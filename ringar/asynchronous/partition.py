@@ -127,8 +127,8 @@ def partition(variables: Sequence[Description], shards: int) -> list[list[Piece]
         begin = 0
         for shard in range(shards):
             # The rows that begin before the end of the shard's part are the shard's.
-            left = total * (shard + 1) / shards - before
-            end = rows if shard == shards - 1 else _rows_within(left, row, rows)
+            share = total * (shard + 1) / shards - before
+            end = rows if shard == shards - 1 else _rows_within(share, row, rows)
             end *= variable.rows // max(rows, 1)
             if end > begin or (variable.rows == 0 and shard == 0):
                 dealt[shard].append(Piece(number, begin, end, variable))

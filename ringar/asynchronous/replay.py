@@ -158,21 +158,21 @@ class _Replay:
     def _raise_stuck(self) -> None:
         """Report the first update that depends on itself."""
         entries = next(updates[0] for updates in self._updates if updates)
-        entry, other = next((e, m) for e in entries if (m := self._missing(e)) is not None)
+        entry, missing = next((e, m) for e in entries if (m := self._missing(e)) is not None)
         raise _misfit(
             entry,
-            f"it was computed from version {other.version} of shard {other.shard}, which is "
-            f"version {self._shards[other.shard].version} until this push is applied",
+            f"it was computed from version {missing.version} of shard {missing.shard}, which is "
+            f"version {self._shards[missing.shard].version} until this push is applied",
         )
 
 
 def _pulled(log: list[Entry], shards: list[Shard]) -> dict[_Step, list[Entry]]:
     """Return for each step that is part of an update its entries, one per shard."""
-    found: dict[_Step, dict[int, Entry]] = collections.defaultdict(dict)
+    entries: dict[_Step, dict[int, Entry]] = collections.defaultdict(dict)
     for entry in log:
         if not 0 <= entry.shard < len(shards):
             raise _misfit(entry, f"there are shards 0 to {len(shards) - 1}")
-        of_step = found[entry.worker, entry.step]
+        of_step = entries[entry.worker, entry.step]
         if entry.shard in of_step:
             raise _misfit(
                 entry, f"the step has another entry of this shard, {of_step[entry.shard]}"
@@ -181,8 +181,8 @@ def _pulled(log: list[Entry], shards: list[Shard]) -> dict[_Step, list[Entry]]:
     needed = {(entry.worker, entry.step): entry for entry in log if entry.applied}
     for step, entry in needed.items():
         for shard in shards:
-            _check_pull(entry, found[step].get(shard.number), shard)
-    return {step: [found[step][shard.number] for shard in shards] for step in needed}
+            _check_pull(entry, entries[step].get(shard.number), shard)
+    return {step: [entries[step][shard.number] for shard in shards] for step in needed}
 
 
 def _check_pull(entry: Entry, of_shard: Entry | None, shard: Shard) -> None:
@@ -201,18 +201,18 @@ def _check_pull(entry: Entry, of_shard: Entry | None, shard: Shard) -> None:
 
 def _updates(log: list[Entry], shard: Shard) -> collections.deque[list[Entry]]:
     """Return the pushes of each update of a shard, in the order of the updates."""
-    found: dict[int, list[Entry]] = collections.defaultdict(list)
+    entries: dict[int, list[Entry]] = collections.defaultdict(list)
     for entry in log:
         if entry.shard != shard.number or not entry.applied:
             continue
         if entry.staleness != entry.update - entry.version or entry.staleness < 0:
             raise _misfit(entry, "the staleness must be `update` - `version`, and not negative")
-        found[entry.update].append(entry)
-    in_order = sorted(found)
+        entries[entry.update].append(entry)
+    in_order = sorted(entries)
     for expected, number in enumerate(in_order, shard.version):
         if number != expected:
-            raise _misfit(found[number][0], f"update {expected} of the shard has no entry")
-    return collections.deque(found[number] for number in in_order)
+            raise _misfit(entries[number][0], f"update {expected} of the shard has no entry")
+    return collections.deque(entries[number] for number in in_order)
 
 
 def _misfit(entry: Entry, problem: str) -> MismatchError:

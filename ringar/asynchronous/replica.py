@@ -111,9 +111,9 @@ class Replica:
         bits = int(np.float64(rate).view(np.int64))
         self._headers += 1
         for shard, version in zip(self._mailboxes.shards, versions, strict=True):
-            own = [piece.of_gradient(gradients[piece.variable]) for piece in shard.pieces]
+            pieces = [piece.of_gradient(gradients[piece.variable]) for piece in shard.pieces]
             mailbox = shard.mailbox_at(self._worker)
-            for offset, array in shard.parts(own, self.pushes, version):
+            for offset, array in shard.parts(pieces, self.pushes, version):
                 self._mailboxes.data.put(shard.rank, array, mailbox + offset)
         for shard, version in zip(self._mailboxes.shards, versions, strict=True):
             self._send(shard, Header(self._headers, version, self.pushes, bits, 0))
@@ -155,8 +155,8 @@ class Replica:
         newest, stopwatch = -1, Stopwatch()
         while True:
             published = [self._published(shard) for shard in self._mailboxes.shards]
-            versions = [one.version for one in published]
-            if min(versions) >= version or all(one.is_left for one in published):
+            versions = [record.version for record in published]
+            if min(versions) >= version or all(record.is_left for record in published):
                 return
             if sum(versions) != newest:
                 newest, stopwatch = sum(versions), Stopwatch()
@@ -174,18 +174,18 @@ class Replica:
         newest, stopwatch = -1, Stopwatch()
         while True:
             published = [self._published(shard) for shard in self._mailboxes.shards]
-            if all(one.final for one in published):
+            if all(record.final for record in published):
                 break
-            progress = sum(one.publication + one.final for one in published)
+            progress = sum(record.publication + record.final for record in published)
             if progress != newest:
                 newest, stopwatch = progress, Stopwatch()
             elif stopwatch.seconds() > self._deadline:
-                slowest = next(i for i, one in enumerate(published) if not one.final)
+                slowest = next(i for i, record in enumerate(published) if not record.final)
                 self._give_up(self._mailboxes.shards[slowest], "end with all workers")
             time.sleep(_LONGEST)
         values = [self._pull(shard)[1] for shard in self._mailboxes.shards]
         pieces = [shard.pieces for shard in self._mailboxes.shards]
-        return whole_values(pieces, values), any(one.final > 1 for one in published)
+        return whole_values(pieces, values), any(record.final > 1 for record in published)
 
     def leave(self) -> None:
         """Tell the shards that this worker has read the final values.
@@ -218,19 +218,19 @@ class Replica:
         if version is None:
             return
         stopwatch = Stopwatch()
-        while (found := self._published(shard).version) < version:
+        while (newest := self._published(shard).version) < version:
             if stopwatch.seconds() > self._deadline:
                 self._give_up(shard, f"come to version {version} of the schedule")
             time.sleep(_SHORTEST)
-        if found > version:
+        if newest > version:
             raise self._refusal(
                 f"version {version} for step {self.pushes}, by the schedule",
-                f"a pull that was late: the shard has version {found}",
+                f"a pull that was late: the shard has version {newest}",
             )
 
     def _published(self, shard: ShardPlace) -> Published:
-        found = Published(*self._mailboxes.control.numbers(shard.rank, shard.published_at(), 6))
-        if found.failed:
+        record = Published(*self._mailboxes.control.numbers(shard.rank, shard.published_at(), 6))
+        if record.failed:
             raise PeerLostError(
                 self._call.refusal(
                     f"the shard of rank {shard.rank} to serve",
@@ -238,7 +238,7 @@ class Replica:
                     "See its message there.",
                 )
             )
-        return found
+        return record
 
     def _wait(self, shard: ShardPlace, is_done: Callable[[Ack], bool], what: str) -> None:
         stopwatch = Stopwatch()

@@ -232,8 +232,8 @@ class ElasticAveraging(Rule):
 
     def combine(self, means: Sequence[tf.Tensor]) -> None:
         """Move x and the center."""
-        own = self.contributions()
-        for x, center, d, mean in zip(self.variables, self._center, own, means, strict=True):
+        values = self.contributions()
+        for x, center, d, mean in zip(self.variables, self._center, values, means, strict=True):
             x.assign(_value(x) - self.beta / self.ranks * d)
             center.assign_add(self.beta * mean)
 

@@ -23,16 +23,16 @@ def variables_of(given: keras.Model | Sequence[keras.Variable]) -> list[Any]:
             "ringar.ParameterServer expected a model that is built; received "
             f"{given.name!r} without weights. Give it a keras.Input, or call it on a batch."
         )
-    found = list(given.trainable_variables if isinstance(given, keras.Model) else given)
-    if not found:
+    variables = list(given.trainable_variables if isinstance(given, keras.Model) else given)
+    if not variables:
         raise ValueError("ringar.ParameterServer expected at least one variable; received none.")
-    if any(cut_of(variable) is not None for variable in found):
+    if any(cut_of(variable) is not None for variable in variables):
         raise ValueError(
             "ringar.ParameterServer expected variables that each rank has as a whole; received "
             "some of layers that are split."
         )
-    refuse_overwritten("ringar.ParameterServer", found)
-    return found
+    refuse_overwritten("ringar.ParameterServer", variables)
+    return variables
 
 
 def roles(
@@ -60,8 +60,11 @@ def roles(
 
 def constraints(variables: Sequence[Any]) -> list[Any]:
     """Return a description of the constraint of each variable, to compare."""
-    given = [getattr(variable, "constraint", None) for variable in variables]
-    return [one and (type(one).__name__, getattr(one, "get_config", dict)()) for one in given]
+    of_variables = [getattr(variable, "constraint", None) for variable in variables]
+    return [
+        constraint and (type(constraint).__name__, getattr(constraint, "get_config", dict)())
+        for constraint in of_variables
+    ]
 
 
 def check(
@@ -109,16 +112,18 @@ def check_schedule(entries: Sequence[Entry], taken: Mapping[int, int]) -> None:
 
 def check_cut(optimizer: keras.optimizers.Optimizer, pieces: Sequence[Sequence[Piece]]) -> None:
     """Expect no optimizer that needs what is on another shard."""
-    its = [inner_optimizer(one) for one in with_nested(optimizer)]
-    if len(pieces) > 1 and any(one.global_clipnorm for one in its):
+    optimizers = [inner_optimizer(part) for part in with_nested(optimizer)]
+    if len(pieces) > 1 and any(part.global_clipnorm for part in optimizers):
         raise ValueError(
             "`global_clipnorm` must be None with several shards, which have a part of the gradient "
             f"each. Received: {optimizer.global_clipnorm} and {len(pieces)} shards. Pass shards=1, "
             "or `clipvalue`."
         )
     cut = [piece.name for of_shard in pieces for piece in of_shard if not piece.is_whole]
-    names = [one.__class__.__name__ for one in its if one.__class__.__name__ in NOT_ELEMENTWISE]
-    if cut and (names or any(one.clipnorm for one in its)):
+    names = [
+        part.__class__.__name__ for part in optimizers if part.__class__.__name__ in NOT_ELEMENTWISE
+    ]
+    if cut and (names or any(part.clipnorm for part in optimizers)):
         raise ValueError(
             "`optimizer` must treat each element by itself where variables are cut: "
             f"{names[0] if names else '`clipnorm`'} uses norms of whole variables. Received: "

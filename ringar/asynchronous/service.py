@@ -82,9 +82,9 @@ class Service:
             served.acknowledge()
         self._thread.start()
         # A look at another host waits for the rank there, which may have stopped.
-        others = [worker for worker, its in enumerate(hosts) if its != host]
-        here = [worker for worker, its in enumerate(hosts) if its == host]
-        for watched in ([here] if here else []) + [[worker] for worker in others]:
+        remote = [worker for worker, host_of_worker in enumerate(hosts) if host_of_worker != host]
+        here = [worker for worker, host_of_worker in enumerate(hosts) if host_of_worker == host]
+        for watched in ([here] if here else []) + [[worker] for worker in remote]:
             watch = threading.Thread(
                 target=self._watch, args=[watched], name="ringar watch", daemon=True
             )
@@ -154,19 +154,19 @@ class Service:
 
     def _take_pushes(self) -> bool:
         """Take a push to each shard; return whether there was one."""
-        found = False
+        has_pushes = False
         for served in self._shards:
             worker = served.next()
             if worker is not None:
-                found = True
+                has_pushes = True
                 self._take(served, worker)
-        return found
+        return has_pushes
 
     def _take(self, served: _Served, worker: int) -> None:
         served.take(worker)
         if self._after_update is not None:
             self._after_update(served.shard)
-        if all(one.ended[worker] for one in self._shards):
+        if all(served_shard.ended[worker] for served_shard in self._shards):
             self._missing.discard(worker)
 
     def _leave_out_dead(self) -> None:

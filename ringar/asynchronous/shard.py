@@ -275,11 +275,11 @@ class Shard:
             ("variables", values, self._variables.values()),
             ("slots", slots, self._variables.slots()),
         ):
-            of_state, own = ([array.shape for array in each] for each in (received, expected))
-            if of_state != own:
+            of_state, of_shard = ([array.shape for array in each] for each in (received, expected))
+            if of_state != of_shard:
                 raise ValueError(
                     f"The state has {name} of the shapes {of_state}. Expected for shard "
-                    f"{self.number}: {own}. Use the model, optimizer and shards that it is from."
+                    f"{self.number}: {of_shard}. Use its model, optimizer and shards."
                 )
 
     def _load_held(self, state: Mapping[str, np.ndarray]) -> None:
@@ -297,9 +297,9 @@ class Shard:
         """Apply all updates that are complete."""
         while arrivals := self._judge.next_update():
             number = self.version
-            taken = [self._held.pop(arrival) for arrival in arrivals]
-            self._apply([push for _, push in taken])
-            for sequence, push in taken:
+            pushes = [self._held.pop(arrival) for arrival in arrivals]
+            self._apply([push for _, push in pushes])
+            for sequence, push in pushes:
                 self._record(sequence, number, number - push.version)
 
     def _apply(self, pushes: Sequence[Push]) -> None:

@@ -66,10 +66,10 @@ class ShardFiles:
             self._take_directory()
             return self._missing(shards)
 
-        found = together(look, **where)
-        if not any(there for there, _ in found):
+        of_ranks = together(look, **where)
+        if not any(there for there, _ in of_ranks):
             return
-        missing = sorted({name for _, names in found for name in names})
+        missing = sorted({name for _, names in of_ranks for name in names})
         if missing:
             raise ValueError(
                 f"ringar.ParameterServer expected a file of each of {len(self._layouts)} shards in "
@@ -113,11 +113,11 @@ class ShardFiles:
     def _take_directory(self) -> None:
         """Keep other servers of this process from it; they would overwrite the files."""
         assert self._directory is not None
-        other = _in_use.setdefault(self._directory.resolve(), self)
-        if other is not self:
+        holder = _in_use.setdefault(self._directory.resolve(), self)
+        if holder is not self:
             raise ValueError(
                 f"ringar.ParameterServer {self._name!r} expected a directory of its own; the "
-                f"server {other._name!r} keeps its files in {os.fspath(self._directory)!r}. Close "
+                f"server {holder._name!r} keeps its files in {os.fspath(self._directory)!r}. Close "
                 "that one first, or give each a directory."
             )
 

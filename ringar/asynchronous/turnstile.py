@@ -26,15 +26,15 @@ class Turnstile:
     def __init__(
         self, schedule: Iterable[Entry | tuple[int, int]], shard: int | None = None
     ) -> None:
-        given = list(schedule)
-        entries = [one for one in given if isinstance(one, Entry) and shard in (None, one.shard)]
+        listed = list(schedule)
+        entries = [one for one in listed if isinstance(one, Entry) and shard in (None, one.shard)]
         if len({entry.shard for entry in entries}) > 1:
             raise ValueError(
                 "`shard` must be given for a log of several shards. Received: shard=None, and "
                 f"entries of the shards {sorted({entry.shard for entry in entries})}"
             )
         entries.sort()
-        pairs = [(one[0], one[1]) for one in given if not isinstance(one, Entry)]
+        pairs = [(one[0], one[1]) for one in listed if not isinstance(one, Entry)]
         self._order = pairs or [(entry.worker, entry.step) for entry in entries]
         self._versions = {(entry.worker, entry.step): entry.version for entry in entries}
         self._readers: dict[int, list[tuple[int, int]]] = {}

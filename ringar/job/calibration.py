@@ -83,13 +83,13 @@ def this_kind(ranks: int) -> Kind:
 def load(kind: Kind) -> int | None:
     """Return the number in the file of `kind`; None if there is none that can be used."""
     try:
-        found = json.loads(kind.path.read_text(encoding="utf-8"))
+        saved = json.loads(kind.path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    wanted = asdict(kind)
-    if not isinstance(found, dict) or {name: found.get(name) for name in wanted} != wanted:
+    expected = asdict(kind)
+    if not isinstance(saved, dict) or {name: saved.get(name) for name in expected} != expected:
         return None
-    number = found.get("past_caches_bytes")
+    number = saved.get("past_caches_bytes")
     return number if type(number) is int and 0 <= number < 2**62 else None
 
 
@@ -138,9 +138,9 @@ def proposal(config: native.Config, environment: Mapping[str, str]) -> int:
     if environment.get(VARIABLE) == "again":
         return MEASURE
     kind = this_kind(config.size)
-    found = load(kind)
-    if found is not None:
-        return found
+    saved = load(kind)
+    if saved is not None:
+        return saved
     # What cannot be kept would be measured by every job; and a changed world is not to wait.
     return MEASURE if config.generation <= 1 and _is_writable(kind.path) else NEVER
 

@@ -85,13 +85,13 @@ def measure(comm: MPI.Comm, hosts: Sequence[int]) -> dict[str, float]:
         mine = (*_adder_and_copier(), _barrier(local))
     everyone = comm.allgather((link, mine))
     links = [found for found, _ in everyone if found is not None]
-    others = [found for _, found in everyone]
+    of_hosts = [found for _, found in everyone]
     return {
         "latency": max(found[0] for found in links),
         "bandwidth": min(found[1] for found in links),
-        "reduction": min(found[0] for found in others),
-        "local_latency": max(found[2] for found in others),
-        "local_bandwidth": min(found[1] for found in others),
+        "reduction": min(found[0] for found in of_hosts),
+        "local_latency": max(found[2] for found in of_hosts),
+        "local_bandwidth": min(found[1] for found in of_hosts),
     }
 
 
@@ -109,12 +109,12 @@ def _link(comm: MPI.Comm) -> tuple[float, float]:
     long_enough = max(_LONG_ENOUGH, _LATENCIES * latency)
     size = _FIRST
     while True:
-        given, got = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
-        slowest = max(comm.allgather(_timed(lambda: _exchange(comm, given, got), 1)[0]))  # noqa: B023
+        sent, got = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+        slowest = max(comm.allgather(_timed(lambda: _exchange(comm, sent, got), 1)[0]))  # noqa: B023
         if slowest >= long_enough or size >= _LARGEST:
             break
         size = min(_LARGEST, size * (4 if slowest < long_enough / 4 else 2))
-    everyone = comm.allgather(_timed(lambda: _exchange(comm, given, got), 4))
+    everyone = comm.allgather(_timed(lambda: _exchange(comm, sent, got), 4))
     _, *rest = (max(times) for times in zip(*everyone, strict=True))
     seconds = median(rest)
     return latency, size / max(seconds - latency, seconds / 2)
@@ -155,8 +155,8 @@ def _timed(call: Callable[[], object], times: int) -> list[float]:
 
 def _adder_and_copier() -> tuple[float, float]:
     """Measure the bytes/s at which this rank adds, and copies."""
-    received, mine = np.ones((2, _ADDED // 4), np.float32)
-    adding = median(_timed(lambda: np.add(received, mine, out=mine), 9))
+    received, addend = np.ones((2, _ADDED // 4), np.float32)
+    adding = median(_timed(lambda: np.add(received, addend, out=addend), 9))
     source, target = np.ones((2, _COPIED // 4), np.float32)
     copying = median(_timed(lambda: np.copyto(target, source), 3))
     return _ADDED / adding, _COPIED / copying

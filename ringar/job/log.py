@@ -50,9 +50,9 @@ def logger(name: str) -> logging.Logger:
     Args:
         name: its `__name__`, which begins with "ringar".
     """
-    found = logging.getLogger(name)
-    found.addFilter(_with_rank)
-    return found
+    log = logging.getLogger(name)
+    log.addFilter(_with_rank)
+    return log
 
 
 def set_level(environ: Mapping[str, str]) -> None:

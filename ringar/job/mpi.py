@@ -92,8 +92,8 @@ class Place:
     @property
     def cross(self) -> list[int]:
         """Return the hosts that have a rank of this local rank, in order."""
-        mine = self.local(self.rank)
-        return sorted({host for host in self.hosts if self.hosts.count(host) > mine})
+        place = self.local(self.rank)
+        return sorted({host for host in self.hosts if self.hosts.count(host) > place})
 
 
 def started_by_mpi(environ: Mapping[str, str]) -> bool:
@@ -181,9 +181,9 @@ def agree(communicator: MPI.Intracomm, error: Exception | None) -> None:
         Exception: `error`, on the rank that has one.
         RingarError: on the other ranks; names the rank and its error. A class of ringar is kept.
     """
-    mine = None if error is None else (type(error).__name__, str(error))
+    error_here = None if error is None else (type(error).__name__, str(error))
     with survivors.losses(_mpi4py()):
-        everyone = communicator.allgather(mine)
+        everyone = communicator.allgather(error_here)
     if error is not None:
         raise error
     troubles = [(rank, *its) for rank, its in enumerate(everyone) if its is not None]
@@ -357,9 +357,9 @@ def _own_communicator(mpi: ModuleType, world: MPI.Intracomm) -> MPI.Intracomm:
 
 
 def _compare(world: MPI.Intracomm, prefix: str) -> None:
-    mine = {"ringar": __version__, **{name: os.environ.get(name) for name in _MUST_AGREE}}
-    everyone = world.allgather((socket.gethostname(), mine))
-    for name in mine:
+    values_here = {"ringar": __version__, **{name: os.environ.get(name) for name in _MUST_AGREE}}
+    everyone = world.allgather((socket.gethostname(), values_here))
+    for name in values_here:
         values = [f"rank {r} on {host}: {texts[name]}" for r, (host, texts) in enumerate(everyone)]
         if len({texts[name] for _, texts in everyone}) > 1:
             raise errors.MismatchError(

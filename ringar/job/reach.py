@@ -46,8 +46,8 @@ def _without_answer(waiting: dict[int, tuple[int, socket.socket]], until: float)
     poll, lost = select.poll(), []
     for fd in waiting:
         poll.register(fd, select.POLLOUT)
-    while waiting and (left := until - time.monotonic()) > 0:
-        for fd, _ in poll.poll(left * 1000):
+    while waiting and (seconds := until - time.monotonic()) > 0:
+        for fd, _ in poll.poll(seconds * 1000):
             poll.unregister(fd)
             number, connection = waiting.pop(fd)
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in _ANSWERS:
@@ -56,9 +56,9 @@ def _without_answer(waiting: dict[int, tuple[int, socket.socket]], until: float)
 
 
 def _socket(text: str) -> socket.socket:
-    made = socket.socket(socket.AF_INET6 if text.startswith("[") else socket.AF_INET)
-    made.setblocking(False)
-    return made
+    endpoint = socket.socket(socket.AF_INET6 if text.startswith("[") else socket.AF_INET)
+    endpoint.setblocking(False)
+    return endpoint
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -261,9 +261,9 @@ def warn_of_unknown(variables: Iterable[str]) -> None:
     Args:
         variables: the names in the environment.
     """
-    known = names()
+    known_names = names()
     for name in sorted(variables):
-        if name.startswith(PREFIX) and not name.startswith(_OF_TESTS) and name not in known:
+        if name.startswith(PREFIX) and not name.startswith(_OF_TESTS) and name not in known_names:
             endings = [setting.name for setting in OF_USERS]
             close = difflib.get_close_matches(name.removeprefix(PREFIX), endings, n=1, cutoff=0.7)
             advice = f"; did you mean {PREFIX}{close[0]}?" if close else ""

@@ -154,7 +154,7 @@ def _enter_world(config: native.Config, intra_op: int | None, inter_op: int | No
         world = membership.enter(unreached)
         config = job.copy()  # without what is of another world, such as its addresses
         place.apply_world(world, config)
-        others = tcp.apply_world(world, os.environ, config)
+        peers = tcp.apply_world(world, os.environ, config)
         log.set_rank(config.rank)
         try:
             _prepare(config, intra_op, inter_op)
@@ -162,8 +162,8 @@ def _enter_world(config: native.Config, intra_op: int | None, inter_op: int | No
             membership.started()
         except (PeerLostError, DeadlineError) as error:
             shutdown()
-            silent = reach.unreached(list(others.values()))
-            unreached = [list(others)[number] for number in silent]
+            silent = reach.unreached(list(peers.values()))
+            unreached = [list(peers)[number] for number in silent]
             _log.info("%s; entering again", error)
 
 

@@ -55,15 +55,18 @@ def world(mpi: ModuleType, deadline: float) -> MPI.Intracomm:
         _world = mpi.COMM_WORLD
     if _is_over:
         before = _world
-        found: list[MPI.Intracomm] = []
-        if not _ends_within(deadline, lambda: found.append(_left_of(mpi, before))) or not found:
+        communicators: list[MPI.Intracomm] = []
+        if (
+            not _ends_within(deadline, lambda: communicators.append(_left_of(mpi, before)))
+            or not communicators
+        ):
             raise errors.RankError(
                 f"expected the ranks that live to find each other within {deadline:.3g} s "
                 "(--start-timeout), but MPI has not come to an end: a rank may have ended by "
                 "sys.exit, or before the others. Start the job again: with RINGAR_ELASTIC_DIR it "
                 "goes on from its last commit"
             )
-        _world, _is_over = found[0], False
+        _world, _is_over = communicators[0], False
         _has_shrunk |= _world is not before
     return _world
 
@@ -120,8 +123,8 @@ def losses(mpi: ModuleType) -> Iterator[None]:
         if not membership.is_by_mpi() or not _is_loss(mpi, error):
             raise
         _is_over = True
-        for one in filter(None, (_world, _own)):
-            one.Revoke()
+        for communicator in filter(None, (_world, _own)):
+            communicator.Revoke()
         raise errors.PeerLostError(
             f"expected all ranks to start together, but one is lost: {error}"
         ) from error
@@ -146,9 +149,9 @@ def _left_of(mpi: ModuleType, whole: MPI.Intracomm) -> MPI.Intracomm:
         if not _is_loss(mpi, error):
             raise
         whole.Revoke()
-        left = cast("MPI.Intracomm", whole.Shrink())
-        _log.info("%d of %d ranks are left", left.Get_size(), whole.Get_size())
-        return left
+        survivors = cast("MPI.Intracomm", whole.Shrink())
+        _log.info("%d of %d ranks are left", survivors.Get_size(), whole.Get_size())
+        return survivors
     return whole
 
 

@@ -50,18 +50,21 @@ def apply_world(
     Returns:
         The address of a rank on each of the other hosts, by rank.
     """
-    hosts, told = [0] * world.size, None
+    hosts, report = [0] * world.size, None
     if world.hosts >= 0:
-        told = _read(world.hosts)
-        hosts = told["hosts"]
-    if told is not None and max(hosts) > 0:
-        _set_link(told, environ, config)
-    own = hosts[world.rank]
-    config.local_rank, config.local_size = hosts[: world.rank].count(own), hosts.count(own)
+        report = _read(world.hosts)
+        hosts = report["hosts"]
+    if report is not None and max(hosts) > 0:
+        _set_link(report, environ, config)
+    host_here = hosts[world.rank]
+    config.local_rank, config.local_size = (
+        hosts[: world.rank].count(host_here),
+        hosts.count(host_here),
+    )
     peers = [host for host in sorted(set(hosts)) if hosts.count(host) > config.local_rank]
-    config.cross_rank, config.cross_size = peers.index(own), len(peers)
-    others = {hosts.index(host) for host in hosts if host != own}
-    return {} if told is None else {rank: told["addresses"][rank] for rank in sorted(others)}
+    config.cross_rank, config.cross_size = peers.index(host_here), len(peers)
+    others = {hosts.index(host) for host in hosts if host != host_here}
+    return {} if report is None else {rank: report["addresses"][rank] for rank in sorted(others)}
 
 
 def _set_link(world: Mapping[str, Any], environ: Mapping[str, str], config: native.Config) -> None:
@@ -79,5 +82,5 @@ def _set_link(world: Mapping[str, Any], environ: Mapping[str, str], config: nati
 
 
 def _read(fd: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(os.pread(fd, _MOST_BYTES, 0))
-    return found
+    world: dict[str, Any] = json.loads(os.pread(fd, _MOST_BYTES, 0))
+    return world

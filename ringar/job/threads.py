@@ -104,9 +104,9 @@ def _asked(name: str, value: int | None, variable: str) -> int | None:
 
 def _set(pool: str, default: int, asked: int | None) -> None:
     threading = _threading()
-    wanted = default if asked is None else asked
+    count = default if asked is None else asked
     try:
-        getattr(threading, f"set_{pool}_parallelism_threads")(wanted)
+        getattr(threading, f"set_{pool}_parallelism_threads")(count)
     except RuntimeError as error:
         running = getattr(threading, f"get_{pool}_parallelism_threads")()
         # No error for ringar's own default, nor for a number that the pool has already.

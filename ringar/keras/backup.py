@@ -246,10 +246,10 @@ class Backup(keras.callbacks.Callback):
         state = training_state.read(self.settings.weights)
         if state is None:  # Keras alone has written it
             with open(self.settings.metadata) as file:
-                found = json.load(file)
-            batches = found["batch"] + 1 if found["batch"] else 0
-            own = {"ranks": 0, "stopped": False, "own": [], "callbacks": []}
-            state = {"epoch": found["epoch"], "batches": batches, **own}
+                saved = json.load(file)
+            batches = saved["batch"] + 1 if saved["batch"] else 0
+            layout = {"ranks": 0, "stopped": False, "own": [], "callbacks": []}
+            state = {"epoch": saved["epoch"], "batches": batches, **layout}
         return state
 
     def _on_first_rank(self, action: Callable[[], Any], verb: str) -> Any:

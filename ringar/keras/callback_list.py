@@ -61,18 +61,22 @@ class DistributedListMixin:
             distributed: the `Distributed` of the list, which has a `process_set` and `replay_data`.
         """
         self._distributed, self._backup, self._redraw = distributed, None, None
-        self._given = given = [c for c in self.callbacks if c is not distributed]
-        readers = (i for i, c in enumerate(given) if callback_traits.reads_metrics(c))
-        given.insert(min(self.callbacks.index(distributed), next(readers, len(given))), distributed)
+        self._given = callbacks = [c for c in self.callbacks if c is not distributed]
+        readers = (i for i, c in enumerate(callbacks) if callback_traits.reads_metrics(c))
+        callbacks.insert(
+            min(self.callbacks.index(distributed), next(readers, len(callbacks))), distributed
+        )
         is_first = or_all(self._process_set).rank() == 0
-        backups = [c for c in given if isinstance(c, _K.BackupAndRestore)]
-        savers = [c for c in given if callback_traits.saves_models(c) and c not in backups]
+        backups = [c for c in callbacks if isinstance(c, _K.BackupAndRestore)]
+        savers = [c for c in callbacks if callback_traits.saves_models(c) and c not in backups]
         _check_savers(model, savers)
-        kept = _checkpoints(given, savers, is_first) if exchange_of(model) is not None else []
+        checkpoints = (
+            _checkpoints(callbacks, savers, is_first) if exchange_of(model) is not None else []
+        )
         self.callbacks = [
             c
-            for c in given
-            if c not in backups and (is_first or c in kept or not callback_traits.writes(c))
+            for c in callbacks
+            if c not in backups and (is_first or c in checkpoints or not callback_traits.writes(c))
         ]
 
     def save_whole(self) -> None:
@@ -116,14 +120,14 @@ class DistributedListMixin:
             self._refuse_backups()
             self._common_steps = None
             return
-        own = [Settings.of(c) for c in self._given if isinstance(c, _K.BackupAndRestore)]
-        ranks = [(own, self.params.get("steps"))]
+        settings = [Settings.of(c) for c in self._given if isinstance(c, _K.BackupAndRestore)]
+        ranks = [(settings, self.params.get("steps"))]
         if or_all(self._process_set).size() > 1:
             where: dict[str, Any] = {"name": "callbacks", "process_set": self._process_set}
             ranks = allgather_object(ranks[0], **where)
         all_of_them, steps = zip(*ranks, strict=True)
-        known = [number for number in steps if number is not None]
-        self._common_steps = min(known, default=None) if len(set(steps)) > 1 else None
+        counts = [number for number in steps if number is not None]
+        self._common_steps = min(counts, default=None) if len(set(steps)) > 1 else None
         self._append(Agreement(self._process_set, self._distributed.check))
         if not all_of_them[0]:
             if any(all_of_them):

@@ -31,9 +31,9 @@ _COUNTERS = {keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_
 
 def writes(callback: keras.callbacks.Callback) -> bool:
     """Return whether `callback` is for the first rank: by its `rank_zero`, or a path."""
-    given = getattr(callback, "rank_zero", None)
-    if given is not None:
-        return bool(given)
+    choice = getattr(callback, "rank_zero", None)
+    if choice is not None:
+        return bool(choice)
     return _shows(callback) or saves_models(callback)
 
 
@@ -52,8 +52,8 @@ def saves_models(callback: keras.callbacks.Callback) -> bool:
 def paths(callback: keras.callbacks.Callback) -> list[str]:
     """Return the paths that `callback` has been given, as absolute ones."""
     values = (getattr(callback, name, None) for name in _path_arguments(type(callback).__mro__))
-    given = {os.fspath(value) for value in values if isinstance(value, str | os.PathLike)}
-    return sorted(os.path.abspath(path) for path in given)
+    texts = {os.fspath(value) for value in values if isinstance(value, str | os.PathLike)}
+    return sorted(os.path.abspath(path) for path in texts)
 
 
 def kind(callback: keras.callbacks.Callback) -> str:

@@ -102,10 +102,10 @@ class BroadcastGlobalVariablesCallback(keras_2.Callback):
             )
 
     def _broadcast_new_weights(self) -> bool:
-        found = len(self.model.weights)
-        if found == self._weights:
+        count = len(self.model.weights)
+        if count == self._weights:
             return False
-        self._weights = found
+        self._weights = count
         root = self.root_rank
         if root is None:
             root = or_all(self.process_set).ranks[0]

@@ -84,14 +84,14 @@ def check_start(
     )
     own_of_ranks, described = zip(*gathered, strict=True)
     for field, expected, remedy in _CONDITIONS:
-        values = [getattr(own, field) for own in own_of_ranks]
+        values = [getattr(answers, field) for answers in own_of_ranks]
         if any(value != "yes" for value in values):
             received = agree.groups(values, ranks.ranks)
             raise MismatchError(
                 f"rank {place.rank()} | {_CALLER}: expected {expected}; received{received}{remedy}"
             )
     agree.compare(described, caller=_CALLER, remedy=_remedy_of(model), ranks=ranks.ranks)
-    return [own.steps for own in own_of_ranks]
+    return [answers.steps for answers in own_of_ranks]
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ def check_weights(model: keras.Model, process_set: ProcessSet | None = None) -> 
     if or_all(process_set).size() == 1:
         return
     state = State.of(model.trainable_variables)
-    own = np.asarray([state.digests()], np.int64)
-    of_ranks = np.asarray(allgather(own, name=_WEIGHTS.name, process_set=process_set))
+    digests = np.asarray([state.digests()], np.int64)
+    of_ranks = np.asarray(allgather(digests, name=_WEIGHTS.name, process_set=process_set))
     different = state.that_differ(of_ranks.tolist())
     if different.variables:
         raise MismatchError(
@@ -240,8 +240,8 @@ def check_examples(model: keras.Model) -> None:
 
 def reset_examples(model: keras.Model) -> None:
     """Make the layers take the digest of the next batch."""
-    for _, its in _digests(model)[0]:
-        its.reset()
+    for _, digest in _digests(model)[0]:
+        digest.reset()
 
 
 def _digests(model: keras.Model) -> tuple[list[tuple[str, examples.Digest]], Any]:
@@ -250,13 +250,15 @@ def _digests(model: keras.Model) -> tuple[list[tuple[str, examples.Digest]], Any
 
 
 def _layers_over_ranks(model: keras.Model) -> list[keras.layers.Layer]:
-    found = [(layer, getattr(layer, "grid", None)) for layer in model._flatten_layers()]
-    return [layer for layer, grid in found if isinstance(grid, Grid) and grid.model > 1]
+    pairs = [(layer, getattr(layer, "grid", None)) for layer in model._flatten_layers()]
+    return [layer for layer, grid in pairs if isinstance(grid, Grid) and grid.model > 1]
 
 
 def _layer_without_grid(model: keras.Model) -> str:
     """Return words for a layer on a grid that a distributed optimizer does not know, or none."""
     layers = _layers_over_ranks(model)
     # A custom train_step may give the grid to a DistributedGradientTape.
-    grids = [grid_of(one) for one in share.optimizers_of(model) if is_distributed(one)]
+    grids = [
+        grid_of(optimizer) for optimizer in share.optimizers_of(model) if is_distributed(optimizer)
+    ]
     return f"none for {pixelwise.describe(layers[0])}" if layers and None in grids else ""

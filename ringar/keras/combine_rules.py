@@ -38,8 +38,8 @@ class Rules:
     def __init__(self, combine: Combine | None = None) -> None:
         self._by_path = dict(combine) if isinstance(combine, Mapping) else {}
         self.for_all = None if isinstance(combine, Mapping) else combine
-        known = all(rule in _BY_PATH for rule in self._by_path.values())
-        if not known or self.for_all not in (None, *_FOR_ALL):
+        are_rules = all(rule in _BY_PATH for rule in self._by_path.values())
+        if not are_rules or self.for_all not in (None, *_FOR_ALL):
             raise ValueError(
                 f"`combine` must be one of {', '.join(map(repr, _FOR_ALL))}, or a dict of these "
                 f'and "sum" by the path of a weight. Received: combine={combine!r}'

@@ -56,11 +56,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         if "class_name" in value and "config" in value:
             return _described(value["class_name"], value["config"])
-        return {str(key): plain(its) for key, its in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(its) for its in value]
+        return [plain(part) for part in value]
     if isinstance(value, set | frozenset):
-        return sorted(str(plain(its)) for its in value)
+        return sorted(str(plain(part)) for part in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = (field.name for field in dataclasses.fields(value) if field.init)
         return _described(type(value).__name__, {name: getattr(value, name) for name in names})
@@ -101,9 +101,9 @@ def optimizer(
 def loss(given: Any) -> Any:
     """Return the description of what `compile` got as `loss`, without names of outputs."""
     if isinstance(given, Mapping) and "class_name" not in given:
-        return [loss(its) for its in given.values()]
+        return [loss(part) for part in given.values()]
     if isinstance(given, list | tuple):
-        return [loss(its) for its in given]
+        return [loss(part) for part in given]
     if isinstance(given, str):
         try:
             return loss(keras.losses.get(given))
@@ -188,12 +188,12 @@ def _described(kind: Any, config: Any) -> Any:
         return "a lambda"
     if not isinstance(config, Mapping):  # a function, by Keras' name
         return f"{kind} {plain(config)}"
-    return {"class": kind, **plain({k: its for k, its in config.items() if k not in _FREE})}
+    return {"class": kind, **plain({k: setting for k, setting in config.items() if k not in _FREE})}
 
 
 def _loss_weights(one: keras.Model) -> Any:
-    given = getattr(getattr(one, "_compile_loss", None), "_user_loss_weights", None)
-    return plain(list(given.values()) if isinstance(given, Mapping) else given)
+    weights = getattr(getattr(one, "_compile_loss", None), "_user_loss_weights", None)
+    return plain(list(weights.values()) if isinstance(weights, Mapping) else weights)
 
 
 def _excluded(one: keras.optimizers.Optimizer, variables: Sequence[Any]) -> list[int]:
@@ -226,9 +226,9 @@ def _object(value: Any) -> Any:
 def _code(code: types.CodeType) -> int:
     """Return a digest of what a function computes, as far as its code says it."""
     constants = [
-        _code(its) if isinstance(its, types.CodeType) else its
-        for its in code.co_consts
-        if isinstance(its, types.CodeType | int | float | str)
+        _code(constant) if isinstance(constant, types.CodeType) else constant
+        for constant in code.co_consts
+        if isinstance(constant, types.CodeType | int | float | str)
     ]
     return zlib.crc32(code.co_code + repr((constants, code.co_names)).encode())
 

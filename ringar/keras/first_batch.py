@@ -59,8 +59,8 @@ class FirstBatch:
                     model.train_function = train
                 layout = _layout(iterator)
                 length = _pass_length(getattr(iterator, "_dataset", None))
-                own, iterator = _look(iterator, getattr(model, "steps_per_execution", 1))
-                everyone, lengths = self._exchange(own, layout, length)
+                digest_here, iterator = _look(iterator, getattr(model, "steps_per_execution", 1))
+                everyone, lengths = self._exchange(digest_here, layout, length)
                 _require_same(everyone, model)
                 self._warn_if_equal(everyone, model)
                 self._warn_of_passes(lengths)
@@ -73,9 +73,11 @@ class FirstBatch:
         gathered = allgather_object(
             (own, layout, length), name="first batch", process_set=self.process_set
         )
-        known = next((its for _, its, _ in gathered if its is not None), None)
+        first_layout = next(
+            (layout_there for _, layout_there, _ in gathered if layout_there is not None), None
+        )
         compare(
-            [{"parts of a batch": its or known} for _, its, _ in gathered],
+            [{"parts of a batch": layout_there or first_layout} for _, layout_there, _ in gathered],
             caller="ringar.callbacks.Distributed",
             remedy="Give `fit` inputs, targets and weights of examples on every rank alike; with "
             "`class_weight` a batch has weights, too.",
@@ -139,7 +141,7 @@ def _layout(iterator: Any) -> str | None:
         return None
     parts = spec if isinstance(spec, tuple) else (spec,)
     # No names, which Keras numbers: a dictionary may have those of outputs.
-    return str([[type(its).__name__ for its in tf.nest.flatten(part)] for part in parts])
+    return str([[type(tensor).__name__ for tensor in tf.nest.flatten(part)] for part in parts])
 
 
 def _look(iterator: Any, steps: int) -> tuple[int, Any]:
@@ -147,14 +149,14 @@ def _look(iterator: Any, steps: int) -> tuple[int, Any]:
     batches = list(itertools.islice(iterator, steps))
     if not batches:
         return _NO_BATCH, iterator
-    own = digest(_arrays_of(batches[0]))
+    first_digest = digest(_arrays_of(batches[0]))
     if not isinstance(iterator, tf.data.Iterator):
-        return own, iter(batches)
+        return first_digest, iter(batches)
     # Not `from_generator`: when a dataset that calls Python is destroyed, it waits for Python's
     # lock, and whoever destroys it holds the lock.
     parts = [tf.data.Dataset.from_tensors(batch) for batch in batches]
     dataset = functools.reduce(lambda some, more: some.concatenate(more), parts)
-    return own, iter(dataset.map(lambda *batch: _as_in(iterator.element_spec, *batch)))
+    return first_digest, iter(dataset.map(lambda *batch: _as_in(iterator.element_spec, *batch)))
 
 
 def _arrays_of(batch: Any) -> list[Any]:
@@ -173,18 +175,18 @@ def _as_in(spec: Any, *batch: Any) -> Any:
         return tf.compat.v1.placeholder_with_default(part, its.shape)
 
     # `map` spreads a tuple over the arguments.
-    given = batch if isinstance(spec, tuple) else batch[0]
-    return tf.nest.map_structure(open_shape, given, spec)
+    elements = batch if isinstance(spec, tuple) else batch[0]
+    return tf.nest.map_structure(open_shape, elements, spec)
 
 
 def _equal(digests: list[int], group: int) -> list[int]:
     """Return the ranks whose digest a rank of another group has, too; `group` ranks are a group."""
     return [
         rank
-        for rank, its in enumerate(digests)
-        if its != _NO_BATCH
+        for rank, digest_here in enumerate(digests)
+        if digest_here != _NO_BATCH
         and any(
-            its == another and other // group != rank // group
-            for other, another in enumerate(digests)
+            digest_here == another and rank_there // group != rank // group
+            for rank_there, another in enumerate(digests)
         )
     ]

@@ -117,12 +117,12 @@ def _check_session_graph(exchange: Exchange, optimizer: keras.optimizers.Optimiz
 def _agree(
     described: dict[str, Any], state: State, ranks: ProcessSet, is_traced: bool, caller: str
 ) -> None:
-    own = (described, state.digests())
-    gathered = allgather_object(own, name=_NAME, process_set=ranks)
+    state_here = (described, state.digests())
+    gathered = allgather_object(state_here, name=_NAME, process_set=ranks)
     everyone, of_ranks = zip(*gathered, strict=True)
     numbers = [{_STATE: len(digests)} for digests in of_ranks]
     compare(
-        [its | number for its, number in zip(everyone, numbers, strict=True)],
+        [settings | number for settings, number in zip(everyone, numbers, strict=True)],
         caller=caller,
         remedy=_remedy,
         ranks=ranks.ranks,

@@ -82,9 +82,9 @@ class Epochs:
     ) -> None:
         self._model = model
         self._ranks = or_all(process_set)
-        known = [count for count in steps if count is not None]
-        self.limit = max(known) if len(known) == len(steps) else None
-        self.common = 1 if self.limit is None else min(known)
+        counts = [count for count in steps if count is not None]
+        self.limit = max(counts) if len(counts) == len(steps) else None
+        self.common = 1 if self.limit is None else min(counts)
         self.furthest = 0
         self._begun_at = 0
         self._has_left = True
@@ -116,17 +116,17 @@ class Epochs:
         # A step may have no gradients that ringar reduces.
         records = step.records if step is not None and step.is_marked else []
         exchanges = share.exchanges_of(self._model)
-        own = exchanges[0].steps - self._begun_at
+        steps = exchanges[0].steps - self._begun_at
         shares.ask_to_stop(bool(self._model.stop_training))
-        left = None
+        steps_to_go = None
         if self.limit is not None and all(e.period.in_every_step for e in exchanges):
-            left = max(self.limit - own, 0)
-        _finish(records, exchanges, self._ranks, left, before)
+            steps_to_go = max(self.limit - steps, 0)
+        _finish(records, exchanges, self._ranks, steps_to_go, before)
         if not records:
             return
         self.look()
         if self._ranks.size() > 1:  # data may also end before `steps_per_epoch`
-            self._catch_up(own, exchanges)
+            self._catch_up(steps, exchanges)
 
     def _catch_up(self, own: int, exchanges: Sequence[Exchange]) -> None:
         """Give all ranks the state of one that has taken every step.
@@ -134,8 +134,8 @@ class Epochs:
         Weights that no gradient changes are combined later (`ringar.keras.moving_statistics`).
         """
         batches = share.batches_of(self._model)
-        told = (own, batches.rows() if batches is not None else None)
-        of_ranks = allgather_object(told, name=_STEPS.name, process_set=self._ranks)
+        report = (own, batches.rows() if batches is not None else None)
+        of_ranks = allgather_object(report, name=_STEPS.name, process_set=self._ranks)
         steps = [count for count, _ in of_ranks]
         accumulation.check([rows for _, rows in of_ranks], self._ranks.ranks, _STEPS)
         if len(set(steps)) > 1:

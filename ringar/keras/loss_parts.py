@@ -87,9 +87,9 @@ def noting_parts(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def reduce_weighted_values(*args: Any, **kwargs: Any) -> Any:
         if (parts := _parts.get()) is not None:
-            given = signature.bind(*args, **kwargs).arguments
-            parts.values = given["values"]
-            parts.sample_weight, parts.mask = given.get("sample_weight"), given.get("mask")
+            arguments = signature.bind(*args, **kwargs).arguments
+            parts.values = arguments["values"]
+            parts.sample_weight, parts.mask = arguments.get("sample_weight"), arguments.get("mask")
         return original(*args, **kwargs)
 
     return reduce_weighted_values

@@ -92,7 +92,7 @@ def _of_tape(tape: tf.GradientTape) -> Any:
     graph, rows = getattr(tape, "_ringar_rows", (None, None))
     if tf.executing_eagerly():
         return rows if graph is None else None
-    return rows if any(graph is one for one in _graphs()) else None
+    return rows if any(graph is graph_of_loss for graph_of_loss in _graphs()) else None
 
 
 def _graph() -> Any:
@@ -101,8 +101,8 @@ def _graph() -> Any:
 
 def _graphs() -> list[Any]:
     """Return the graph under construction, and those around it."""
-    graph, found = _graph(), []
+    graph, graphs = _graph(), []
     while graph is not None:
-        found.append(graph)
+        graphs.append(graph)
         graph = getattr(graph, "outer_graph", None)
-    return found
+    return graphs

@@ -84,8 +84,8 @@ class LowRank:
         matrices = [_matrix(g, s, loss_scale) for g, s in zip(gradients, states, strict=True)]
         p = average([m @ s.q for m, s in zip(matrices, states, strict=True)])
         bases = _bases(p)
-        own = [tf.matmul(m, b, transpose_a=True) for m, b in zip(matrices, bases, strict=True)]
-        q = combine(own)
+        factors = [tf.matmul(m, b, transpose_a=True) for m, b in zip(matrices, bases, strict=True)]
+        q = combine(factors)
         results = []
         for gradient, basis, factor in zip(gradients, bases, q, strict=True):
             result = tf.matmul(basis, factor, transpose_b=True)
@@ -94,7 +94,7 @@ class LowRank:
             results.append(tf.reshape(result, gradient.shape))
 
         def save_state(where: tf.Tensor) -> None:
-            for state, m, b, own_q, mean_q in zip(states, matrices, bases, own, q, strict=True):
+            for state, m, b, own_q, mean_q in zip(states, matrices, bases, factors, q, strict=True):
                 state.q.assign(tf.where(where, mean_q, state.q))
                 if state.error is not None:
                     error = m - tf.matmul(b, own_q, transpose_b=True)

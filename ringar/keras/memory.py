@@ -80,11 +80,11 @@ class MemoryReport:
     def __str__(self) -> str:
         lines = ["shard      ranks   weights gradients     slots activations     total MiB  fits"]
         for row in self.rows:
-            known = "?" if row.activations is None else f"{row.activations / _MIB:.1f}"
+            mebibytes = "?" if row.activations is None else f"{row.activations / _MIB:.1f}"
             fits = "yes" if row.total <= self.available else "no"
             lines.append(
                 f"{row.shard or 'none':<10}{row.ranks:>6}{row.weights / _MIB:>10.1f}"
-                f"{row.gradients / _MIB:>10.1f}{row.slots / _MIB:>10.1f}{known:>12}"
+                f"{row.gradients / _MIB:>10.1f}{row.slots / _MIB:>10.1f}{mebibytes:>12}"
                 f"{row.total / _MIB:>14.1f}{fits:>6}"
             )
         return "\n".join([*lines, f"available: {self.available / _MIB:.1f} MiB"])
@@ -132,7 +132,7 @@ def memory_report(
     weights = sum(map(_bytes, model.weights))
     trained = model.trainable_variables
     gradients = sum(map(_bytes, trained))
-    of_variables, others = _slots_of(optimizer, trained)
+    of_variables, of_optimizer = _slots_of(optimizer, trained)
     activations = None if batch is None else _activations(model, batch, gradients)
     held = units.most_gathered(
         model, _bytes
@@ -152,7 +152,7 @@ def memory_report(
                     size,
                     weights - gradients + sum(slices) + held if sharded else weights,
                     sum(slices) if shard in ("gradients", "weights") else gradients,
-                    others + sum(its_slots),
+                    of_optimizer + sum(its_slots),
                     activations,
                 )
             )
@@ -192,8 +192,8 @@ def _activations(model: keras.Model, batch: Any, gradients: int) -> int:
         with tf.GradientTape() as tape:
             outputs = tf.nest.flatten(model(inputs, training=True))
             loss = tf.add_n([tf.reduce_mean(tf.cast(output, tf.float32)) for output in outputs])
-        found = tape.gradient(loss, model.trainable_variables)
-        return [tf.convert_to_tensor(one) for one in found if one is not None]
+        gradients = tape.gradient(loss, model.trainable_variables)
+        return [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
 
     inputs = tf.nest.map_structure(tf.convert_to_tensor, batch)
     before_step = [(v, keras.ops.convert_to_numpy(v)) for v in model.non_trainable_variables]

@@ -100,8 +100,8 @@ class Metrics:
             vars(model).pop(_AT_THE_END, None)
             forward.leave(model)
             # After no step there are no logs, and the original would fail if nothing is built.
-            own = flatten(original(model, logs)) if logs else {}
-            return {**own, **self._combine(model, own, states_of(model), "evaluation")}
+            flat = flatten(original(model, logs)) if logs else {}
+            return {**flat, **self._combine(model, flat, states_of(model), "evaluation")}
 
         # Keras calls callbacks with a copy of the results that `evaluate` returns, too late to
         # change them. Its own __setattr__ would track the attribute.
@@ -116,11 +116,11 @@ class Metrics:
         """
         if or_all(self._process_set).size() == 1:
             return
-        kept, self._before_evaluation = self._before_evaluation, None
-        own = {key: value for key, value in logs.items() if not key.startswith("val_")}
-        is_evaluated = len(own) < len(logs)
-        states = kept if kept is not None and is_evaluated else states_of(model)
-        logs.update(self._combine(model, own, states, "epoch"))
+        before, self._before_evaluation = self._before_evaluation, None
+        training_logs = {key: value for key, value in logs.items() if not key.startswith("val_")}
+        is_evaluated = len(training_logs) < len(logs)
+        states = before if before is not None and is_evaluated else states_of(model)
+        logs.update(self._combine(model, training_logs, states, "epoch"))
 
     def _combine(self, model: keras.Model, logs: Logs, states: States, end_of: str) -> Logs:
         return combine(model, logs, states, f"end of {end_of}", self._process_set)
@@ -150,12 +150,12 @@ def combine(
         UnsupportedError: on every rank, if a state cannot be combined, or does not tell the result.
     """
     ranks = or_all(ranks_with_data(model, process_set))
-    own = _report(model, logs, states)
-    reports: list[_Report] = allgather_object(own, name=name, process_set=ranks)
+    report = _report(model, logs, states)
+    reports: list[_Report] = allgather_object(report, name=name, process_set=ranks)
     call = Call("allgather_object", name=name)
     shapes = _check(reports, call, ranks)
     total = _combined(model, states, shapes, reports, ranks)
-    has_all = {name: own.shapes.get(name) for name in shapes} == shapes
+    has_all = {name: report.shapes.get(name) for name in shapes} == shapes
     results = results_of(model, total) if has_all else {}
     # A rank may lack a metric, and a metric may depend on more than its state.
     results = _agreed(allgather_object(results, name=name, process_set=ranks), call)

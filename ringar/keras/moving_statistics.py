@@ -96,8 +96,8 @@ class Combination:
             ValueError: if a path in the rules is that of no weight.
         """
         self._rules.require_paths(_variables(model))
-        whole = [v for v in _variables(model) if cut_of(v) is None]
-        self._combine(model, whole, process_set, furthest)
+        shared = [v for v in _variables(model) if cut_of(v) is None]
+        self._combine(model, shared, process_set, furthest)
         parts = [v for v in _variables(model) if cut_of(v) is not None]
         if parts:
             grid = cut_of(parts[0]).grid  # type: ignore[union-attr]
@@ -201,8 +201,8 @@ class Combination:
         rules = digest([np.frombuffer(repr(self._rules).encode(), np.uint8)])
         row = np.asarray([[*now.values(), *before, *begun, rules]], np.int64)
         everyone = np.asarray(allgather(row, name=CALL.name, process_set=process_set))
-        same = (everyone == everyone[0]).all(axis=0)
-        if not same[2 * len(now) :].all():
+        is_equal = (everyone == everyone[0]).all(axis=0)
+        if not is_equal[2 * len(now) :].all():
             raise MismatchError(
                 CALL.refusal(
                     "the same `combine` on every rank, and sums that begin with the same values",
@@ -212,7 +212,7 @@ class Combination:
                 )
             )
         keys = np.array(list(now))
-        return set(keys[~same[: len(now)]]), set(keys[same[len(now) : 2 * len(now)]])
+        return set(keys[~is_equal[: len(now)]]), set(keys[is_equal[len(now) : 2 * len(now)]])
 
 
 def combine(model: keras.Model, process_set: ProcessSet | None = None) -> None:

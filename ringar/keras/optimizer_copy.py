@@ -71,16 +71,16 @@ def decay_as(
         variables: copies, or parts, of `originals`.
         originals: the variables of the model, to which exclusions refer by name or identity.
     """
-    for one in with_nested(optimizer):
-        key = one._var_key
+    for part in with_nested(optimizer):
+        key = part._var_key
         pairs = zip(variables, originals, strict=True)
-        decays = {key(variable): decays_weight(one, original) for variable, original in pairs}
+        decays = {key(variable): decays_weight(part, original) for variable, original in pairs}
 
         def uses(variable: Any, key: Any = key, decays: Any = decays) -> bool:
             return bool(decays[key(variable)])
 
         # Bypass Keras' __setattr__, which tracks attributes.
-        object.__setattr__(one, "_use_weight_decay", uses)
+        object.__setattr__(part, "_use_weight_decay", uses)
 
 
 def decays_weight(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
@@ -108,16 +108,16 @@ class _RateByReference(keras.optimizers.schedules.LearningRateSchedule):
 
 @contextmanager
 def _rates_by_reference(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    rates = [(one, one._learning_rate) for one in with_nested(optimizer)]
-    rates = [(one, rate) for one, rate in rates if not hasattr(rate, "assign")]
+    rates = [(part, part._learning_rate) for part in with_nested(optimizer)]
+    rates = [(part, rate) for part, rate in rates if not hasattr(rate, "assign")]
     try:
-        for one, rate in rates:
+        for part, rate in rates:
             _RATES[id(rate)] = rate
-            object.__setattr__(one, "_learning_rate", _RateByReference(rate))
+            object.__setattr__(part, "_learning_rate", _RateByReference(rate))
         yield
     finally:
-        for one, rate in rates:
-            object.__setattr__(one, "_learning_rate", rate)
+        for part, rate in rates:
+            object.__setattr__(part, "_learning_rate", rate)
             _RATES.pop(id(rate), None)
 
 

@@ -111,11 +111,13 @@ def predict(
         root = None
     else:  # on a grid, ranks with another part than the root's collect theirs at the first of them
         root = ranks.ranks.index(root_rank) if root_rank in ranks.ranks else 0
-    own = tf.nest.flatten(outputs) if outputs is not None else [None] * len(filled[0].kinds)
+    outputs_here = (
+        tf.nest.flatten(outputs) if outputs is not None else [None] * len(filled[0].kinds)
+    )
     kinds = zip(*(share.kinds for share in filled), strict=True)
     arrays = [
         _collect(array, set(of_ranks), order, ranks, root)
-        for array, of_ranks in zip(own, kinds, strict=True)
+        for array, of_ranks in zip(outputs_here, kinds, strict=True)
     ]
     if root_rank not in (None, place.rank()):
         return None
@@ -176,14 +178,16 @@ def _divide(data: Any) -> tuple[int, Callable[[int, int], Any]]:
             raise ValueError("`data` must end. Received: a tf.data.Dataset of infinite length")
         if length == tf.data.UNKNOWN_CARDINALITY:
             return _UNKNOWN, lambda rank, size: data.shard(size, rank)
-        return length, _block(length, lambda own: data.skip(own.start).take(own.stop - own.start))
+        return length, _block(
+            length, lambda block: data.skip(block.start).take(block.stop - block.start)
+        )
     if isinstance(data, keras.utils.PyDataset):
         batches = data.num_batches
         if batches is None:
             raise ValueError("`data` must end. Received: a keras.utils.PyDataset without a length")
-        return batches, _block(batches, lambda own: _Part(data, own))
+        return batches, _block(batches, lambda block: _Part(data, block))
     length = _rows_of(data)
-    return length, _block(length, lambda own: tf.nest.map_structure(lambda a: a[own], data))
+    return length, _block(length, lambda block: tf.nest.map_structure(lambda a: a[block], data))
 
 
 def _rows_of(data: Any) -> int:
@@ -202,8 +206,8 @@ def _rows_of(data: Any) -> int:
 
 def _block(length: int, part: Callable[[slice], Any]) -> Callable[[int, int], Any]:
     def share(rank: int, size: int) -> Any:
-        own = slice(length * rank // size, length * (rank + 1) // size)
-        return part(own) if own.start < own.stop else None
+        rows_here = slice(length * rank // size, length * (rank + 1) // size)
+        return part(rows_here) if rows_here.start < rows_here.stop else None
 
     return share
 

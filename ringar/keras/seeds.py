@@ -70,13 +70,13 @@ def separate_seeds(
     if ranks.size() == 1:
         return
     states = [*_states(model), _global_state()]
-    own = np.asarray([[keras.ops.convert_to_numpy(state) for state in states]], np.int64)
-    everyone = np.asarray(allgather(own, name="seeds", process_set=process_set))
+    seeds = np.asarray([[keras.ops.convert_to_numpy(state) for state in states]], np.int64)
+    everyone = np.asarray(allgather(seeds, name="seeds", process_set=process_set))
     ranks_per_share = 1 if grid is None else grid.model
     share = ranks.rank() // ranks_per_share
     before = everyone[: share * ranks_per_share]
-    for state, value, others in zip(states, own[0], before.swapaxes(0, 1), strict=True):
-        if (others == value).all(axis=1).any():
+    for state, value, of_ranks in zip(states, seeds[0], before.swapaxes(0, 1), strict=True):
+        if (of_ranks == value).all(axis=1).any():
             state.assign(np.asarray([mixed(int(value[0]), share), value[1]]))
 
 
@@ -89,8 +89,8 @@ def mixed(seed: int, number: int) -> int:
 
 
 def _states(model: keras.Model) -> list[keras.Variable]:
-    found = {id(v): v for v in model.variables if v.name == "seed_generator_state"}
-    return list(found.values())
+    states = {id(v): v for v in model.variables if v.name == "seed_generator_state"}
+    return list(states.values())
 
 
 def _global_state() -> keras.Variable:

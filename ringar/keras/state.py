@@ -37,8 +37,10 @@ class State:
     def of_optimizer(cls, optimizer: keras.optimizers.Optimizer) -> State:
         """Return the state of an optimizer as far as it is built."""
         every = zip(optimizer.variables, slots.cuts(optimizer), strict=True)
-        own = zip(every, slots.slices(optimizer), strict=True)
-        common = [pair for pair, its in own if its is None]  # no other rank has slots of a slice
+        pairs = zip(every, slots.slices(optimizer), strict=True)
+        common = [
+            pair for pair, slot_slice in pairs if slot_slice is None
+        ]  # no other rank has slots of a slice
         return cls([variable for variable, _ in common], [cut for _, cut in common])
 
     @classmethod
@@ -74,12 +76,12 @@ class State:
     def that_differ(self, of_ranks: Sequence[Sequence[int]]) -> State:
         """Return the variables that ranks have different values of, given all ranks' digests."""
         both = zip(self.variables, self.cuts, strict=True)
-        found = [
+        places = [
             (variable, cut)
             for (variable, cut), digests in zip(both, zip(*of_ranks, strict=True), strict=True)
             if not _is_same(cut, digests)
         ]
-        return State([variable for variable, _ in found], [cut for _, cut in found])
+        return State([variable for variable, _ in places], [cut for _, cut in places])
 
     def broadcast(self, root_rank: int, process_set: ProcessSet | None = None) -> None:
         """Give all ranks the values of `root_rank`, in place.
@@ -87,9 +89,9 @@ class State:
         Each part of a cut variable is broadcast from the rank of that part in the model group of
         `root_rank`.
         """
-        whole = [v for v, cut in zip(self.variables, self.cuts, strict=True) if cut is None]
-        if whole:
-            broadcast_variables(whole, root_rank, process_set=process_set)
+        shared = [v for v, cut in zip(self.variables, self.cuts, strict=True) if cut is None]
+        if shared:
+            broadcast_variables(shared, root_rank, process_set=process_set)
         parts = [v for v, cut in zip(self.variables, self.cuts, strict=True) if cut is not None]
         if parts:
             grid = next(cut.grid for cut in self.cuts if cut is not None)
@@ -107,4 +109,4 @@ def _comparable(variable: Any) -> np.ndarray:
 def _is_same(cut: Cut | None, digests: Sequence[int]) -> bool:
     """Return whether all ranks with the same part of a variable have the same digest."""
     parts = 1 if cut is None else cut.grid.model
-    return all(its == digests[rank % parts] for rank, its in enumerate(digests))
+    return all(digest == digests[rank % parts] for rank, digest in enumerate(digests))

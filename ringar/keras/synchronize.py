@@ -57,8 +57,8 @@ def agree(model: keras.Model, process_set: ProcessSet | None = None, check: bool
     """
     if or_all(process_set).size() == 1:
         return
-    own = [_learning_rate(model), bool(model.stop_training)]
-    rates, stops = _gather(own, "end of epoch", process_set).T
+    values = [_learning_rate(model), bool(model.stop_training)]
+    rates, stops = _gather(values, "end of epoch", process_set).T
     if check and not np.array_equal(rates, np.full_like(rates, rates[0]), equal_nan=True):
         raise MismatchError(
             Call("allgather", name="end of epoch").refusal(
@@ -87,8 +87,8 @@ def _gather(own: list[Any], name: str, process_set: ProcessSet | None) -> np.nda
 def _set_averages(logs: dict[str, Any], keys: list[str], rows: np.ndarray) -> None:
     for key, of_ranks in zip(keys, rows.T, strict=False):
         # Rounding would change a number that is the same on all ranks.
-        same = (of_ranks == of_ranks[0]).all()
-        logs[key] = float(of_ranks[0] if same else of_ranks.mean())
+        is_equal = (of_ranks == of_ranks[0]).all()
+        logs[key] = float(of_ranks[0] if is_equal else of_ranks.mean())
 
 
 def _learning_rate(model: keras.Model) -> float:

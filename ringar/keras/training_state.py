@@ -48,16 +48,16 @@ def capture(model: keras.Model, metrics: bool, process_set: ProcessSet | None = 
     ranks = or_all(process_set)
     variables = variables_of(model, metrics)
     arrays = {key: keras.ops.convert_to_numpy(v) for key, v in variables.items()}
-    own = {key: digest([array]) for key, array in arrays.items()}
+    digests = {key: digest([array]) for key, array in arrays.items()}
     where: dict[str, Any] = {"name": "backup", "process_set": process_set}
     of_part = dict(_slots_of_part(model))
     if ranks.rank() == 0:
         pairs = [(key, array) for key, array in arrays.items() if key.startswith(_LACKING)]
     if ranks.size() == 1:
         return [pairs]
-    first = broadcast_object(own, ranks.ranks[0], **where)
+    first = broadcast_object(digests, ranks.ranks[0], **where)
     if ranks.rank() != 0:
-        pairs = [(key, array) for key, array in arrays.items() if own[key] != first.get(key)]
+        pairs = [(key, array) for key, array in arrays.items() if digests[key] != first.get(key)]
         pairs += of_part.items()
     return allgather_object(pairs, **where)
 
@@ -76,17 +76,17 @@ def restore(
         process_set: the ranks that train together.
     """
     rank = or_all(process_set).rank()
-    for key, slot, its in _slices_of_part(model):
-        value = dict(captured[cut_of(its.whole).grid.part]).get(key)  # type: ignore[union-attr]
+    for key, slot, variable_slice in _slices_of_part(model):
+        value = dict(captured[cut_of(variable_slice.whole).grid.part]).get(key)  # type: ignore[union-attr]
         if value is not None:
-            _check_shape(rank, key, value, its.whole)
-            slot.assign(its.of_array(value))
+            _check_shape(rank, key, value, variable_slice.whole)
+            slot.assign(variable_slice.of_array(value))
     if rank >= len(captured):
         return
     variables = variables_of(model)
     # A part of a cut variable may have another shape here than on the first rank.
-    own = dict(captured[0]) | (dict(captured[rank]) if rank else {})
-    for key, value in own.items():
+    arrays = dict(captured[0]) | (dict(captured[rank]) if rank else {})
+    for key, value in arrays.items():
         variable = variables.get(key)
         if variable is not None:
             _check_shape(rank, key, value, variable)
@@ -107,20 +107,20 @@ def _slots_of_part(model: keras.Model) -> Iterator[tuple[str, np.ndarray]]:
 
     The file has those of the first part; of any other, a rank of the first model group tells.
     """
-    for key, slot, its in _slices_of_part(model):
-        whole = joined(slot, its, "backup")
-        if cut_of(its.whole).grid.group == 0:  # type: ignore[union-attr]
-            yield key, whole
+    for key, slot, variable_slice in _slices_of_part(model):
+        slot_of_all = joined(slot, variable_slice, "backup")
+        if cut_of(variable_slice.whole).grid.group == 0:  # type: ignore[union-attr]
+            yield key, slot_of_all
 
 
 def _slices_of_part(model: keras.Model) -> Iterator[tuple[str, Any, VariableSlice]]:
     """Yield the slots of cut variables that are slices, on a rank that has not the first part."""
     for number, optimizer in enumerate(optimizers(model)):
         pairs = zip(optimizer.variables, slots.slices(optimizer), strict=True)
-        for index, (slot, its) in enumerate(pairs):
-            cut = None if its is None else cut_of(its.whole)
-            if its is not None and cut is not None and cut.grid.part > 0:
-                yield f"slice {number} {index}", slot, its
+        for index, (slot, variable_slice) in enumerate(pairs):
+            cut = None if variable_slice is None else cut_of(variable_slice.whole)
+            if variable_slice is not None and cut is not None and cut.grid.part > 0:
+                yield f"slice {number} {index}", slot, variable_slice
 
 
 def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
@@ -159,12 +159,12 @@ def counters(callbacks: Iterable[keras.callbacks.Callback]) -> list[Any]:
 
 def set_counters(callbacks: Iterable[keras.callbacks.Callback], state: Sequence[Any]) -> None:
     """Give `callbacks` the state that `counters` has returned: the n-th of a kind to the n-th."""
-    left = list(state)
+    values = list(state)
     for callback in callbacks:
         kind = callback_traits.kind(callback)
-        index = next((i for i, (of, _) in enumerate(left) if of == kind), None)
+        index = next((i for i, (of, _) in enumerate(values) if of == kind), None)
         if index is not None:
-            vars(callback).update(left.pop(index)[1])
+            vars(callback).update(values.pop(index)[1])
 
 
 def share_writers(

@@ -54,30 +54,30 @@ def merge(model: keras.Model) -> keras.Model:
         whole.save("model.keras")
     ```
     """
-    made: dict[int, tuple[Any, Any]] = {}
+    copies: dict[int, tuple[Any, Any]] = {}
 
     def substitute(operation: keras.Operation) -> Substitute:
         if not isinstance(operation, keras.layers.Layer):
             return operation
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if id(operation) not in made:
-                made[id(operation)] = operation, _whole_layer(operation)
-            return made[id(operation)][1](*args, **kwargs)
+            if id(operation) not in copies:
+                copies[id(operation)] = operation, _whole_layer(operation)
+            return copies[id(operation)][1](*args, **kwargs)
 
         return call
 
-    whole = rebuild(model, substitute, shapes=_shapes_of_tiles(model))
-    for layer, other in made.values():
+    model_of_all = rebuild(model, substitute, shapes=_shapes_of_tiles(model))
+    for layer, other in copies.values():
         for variable, target in zip(layer.weights, other.weights, strict=True):
             target.assign(whole_of(variable, cut_of(variable)))
     if getattr(model, "optimizer", None) is not None:
-        whole.compile_from_config(model.get_compile_config())
+        model_of_all.compile_from_config(model.get_compile_config())
         if model.optimizer.built:  # else it has no state
             values = whole_variables(model.optimizer)
-            for target, value in zip(whole.optimizer.variables, values, strict=True):
+            for target, value in zip(model_of_all.optimizer.variables, values, strict=True):
                 target.assign(value)
-    return whole
+    return model_of_all
 
 
 def split(
@@ -114,39 +114,39 @@ def split(
     """
     grid = resolve(grid, "ringar.parallel.split")
     chosen = None if layers is None else set(layers)
-    made: dict[int, tuple[Any, Any]] = {}
+    copies: dict[int, tuple[Any, Any]] = {}
 
     def substitute(operation: keras.Operation) -> Substitute:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not isinstance(operation, keras.layers.Layer):
                 return _joined_where_needed(lambda _: operation, grid, args, kwargs)
-            if id(operation) in made:
-                return made[id(operation)][1](*args, **kwargs)
+            if id(operation) in copies:
+                return copies[id(operation)][1](*args, **kwargs)
             layer = _part_of(operation, args[0], grid, chosen)
             if layer is not None:
-                made[id(operation)] = operation, layer
+                copies[id(operation)] = operation, layer
                 outputs = layer(*args, **kwargs)
                 if operation.activation not in lineage.MIXING_ACTIVATIONS:
                     return outputs
-                whole = Gather(name=f"{layer.name}_gather", grid=grid)(outputs)
+                gathered = Gather(name=f"{layer.name}_gather", grid=grid)(outputs)
                 activate = keras.layers.Activation(
                     operation.activation, name=f"{layer.name}_activation"
                 )
-                return activate(whole)
+                return activate(gathered)
 
             def fresh(x: Any) -> Any:
-                made[id(operation)] = operation, _local_layer(operation, x, grid, sync_batch_norm)
-                return made[id(operation)][1]
+                copies[id(operation)] = operation, _local_layer(operation, x, grid, sync_batch_norm)
+                return copies[id(operation)][1]
 
             return _joined_where_needed(fresh, grid, args, kwargs)
 
         return call
 
     part = rebuild(model, substitute, lambda output: _whole_output(output, grid))
-    unknown = (chosen or set()) - {layer.name for layer, _ in made.values()}
+    unknown = (chosen or set()) - {layer.name for layer, _ in copies.values()}
     if unknown:
         raise ValueError(f"`layers` must be names of layers of the model. Received: {unknown}")
-    give_parts(model, part, made.values(), grid)
+    give_parts(model, part, copies.values(), grid)
     return part
 
 

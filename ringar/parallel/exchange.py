@@ -101,8 +101,8 @@ def return_examples(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor
     x = scale_gradient(x, 1 / parts)
     received = alltoall(x, name=name, process_set=grid.model_set)
     rows = x.shape[0]
-    own = tf.TensorShape([None if rows is None else rows // parts]).concatenate(x.shape[1:])
-    return _join(received, axis, parts, own)
+    shape = tf.TensorShape([None if rows is None else rows // parts]).concatenate(x.shape[1:])
+    return _join(received, axis, parts, shape)
 
 
 def _join(rows: tf.Tensor, axis: int, parts: int, shape: tf.TensorShape) -> tf.Tensor:

@@ -32,10 +32,10 @@ class PartOf(keras.initializers.Initializer):
     def __call__(self, shape: Sequence[int], dtype: str | None = None, **options: Any) -> tf.Tensor:
         """Return this rank's part, an array of `shape`."""
         axis = self._axis % len(shape)
-        whole = [dim * (self._grid.model if i == axis else 1) for i, dim in enumerate(shape)]
+        dims = [dim * (self._grid.model if i == axis else 1) for i, dim in enumerate(shape)]
         start = self._grid.part * shape[axis]
         part = [slice(None)] * axis + [slice(start, start + shape[axis])]
-        return self._whole(tuple(whole), dtype=dtype)[tuple(part)]
+        return self._whole(tuple(dims), dtype=dtype)[tuple(part)]
 
 
 class TileOf(keras.initializers.Initializer):

@@ -94,14 +94,14 @@ class _Partition:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not isinstance(operation, keras.layers.Layer):
                 return self._whole_where_needed(lambda: operation, args, kwargs)
-            found = self.made.get(id(operation))
-            layer: Any = found[1] if found else self._on_tiles(operation, args[0])
+            pair = self.made.get(id(operation))
+            layer: Any = pair[1] if pair else self._on_tiles(operation, args[0])
             if type(layer) in _ON_TILES:
                 self.made[id(operation)] = operation, layer
                 return layer(self._cut(args[0], layer.data_format), *args[1:], **kwargs)
 
             def fresh() -> keras.layers.Layer:
-                if found is None:
+                if pair is None:
                     self.made[id(operation)] = operation, self._copy(operation, args)
                 return self.made[id(operation)][1]
 
@@ -125,12 +125,12 @@ class _Partition:
             ValueError: there are some.
         """
         on_tiles = {layer.name for layer, other in self.made.values() if type(other) in _ON_TILES}
-        left = (self._chosen or set()) - on_tiles
-        if left:
+        missing = (self._chosen or set()) - on_tiles
+        if missing:
             raise ValueError(
                 "`layers` must be names of convolutions, local connections and poolings whose "
                 f"input and output have a pixel for each of the {self.grid.tiles[0]} x "
-                f"{self.grid.tiles[1]} tiles. Received: {', '.join(sorted(left))}"
+                f"{self.grid.tiles[1]} tiles. Received: {', '.join(sorted(missing))}"
             )
 
     def _on_tiles(
@@ -161,8 +161,8 @@ class _Partition:
     def _plane(self, x: keras.KerasTensor, data_format: str) -> Plane | None:
         channel_axis = 1 if data_format == "channels_first" else 3
         height, width = x.shape[2:] if channel_axis == 1 else x.shape[1:3]
-        known = height is not None and width is not None
-        return Plane(height, width, self.grid, channel_axis) if known else None
+        has_size = height is not None and width is not None
+        return Plane(height, width, self.grid, channel_axis) if has_size else None
 
     def _cut(self, x: keras.KerasTensor, data_format: str) -> keras.KerasTensor:
         """Return a tile of a tensor, the same wherever the tensor is read."""

@@ -112,9 +112,9 @@ class PlacedCut(Cut):
         """Return the whole value of the parts, which are in their order."""
         places = np.concatenate([self.places(part) for part in range(len(parts))])
         joined = np.concatenate(list(parts), axis=self.axis)
-        whole = np.empty_like(joined)
-        whole[(slice(None),) * self.axis + (places,)] = joined
-        return whole
+        joined_in_order = np.empty_like(joined)
+        joined_in_order[(slice(None),) * self.axis + (places,)] = joined
+        return joined_in_order
 
 
 def cut_of(variable: keras.Variable) -> Cut | None:

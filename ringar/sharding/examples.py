@@ -58,8 +58,8 @@ def check(digests: list[tuple[str, Digest]], grid: Grid) -> None:
     """
     if grid.model == 1 or not digests:
         return
-    own = np.array([[digest.value for _, digest in digests]], np.int64)
-    everyone = np.asarray(allgather(own, name="examples"))
+    digests_here = np.array([[digest.value for _, digest in digests]], np.int64)
+    everyone = np.asarray(allgather(digests_here, name="examples"))
     for d in range(grid.data):
         group = everyone[d * grid.model : (d + 1) * grid.model]
         if (group != group[0]).any():

@@ -138,15 +138,15 @@ def resolve(grid: Grid | None, what: str) -> Grid:
     Raises:
         ValueError: there is none, or it is closed.
     """
-    found = grid or current()
-    if found is None:
+    resolved = grid or current()
+    if resolved is None:
         raise ValueError(
             f"{what} must be used in a grid. Received: none. Make one after ringar.init(): "
             "grid = ringar.parallel.Grid(model=2)"
         )
-    if not found.is_open:
-        raise ValueError(f"`grid` must be open. Received: {found}, which was closed.")
-    return found
+    if not resolved.is_open:
+        raise ValueError(f"`grid` must be open. Received: {resolved}, which was closed.")
+    return resolved
 
 
 def _add(ranks: list[int]) -> ProcessSet:

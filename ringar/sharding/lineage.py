@@ -165,7 +165,7 @@ def source(tensor: keras.KerasTensor) -> Any:
 
 def layers_within(tensor: keras.KerasTensor) -> list[Any]:
     """Return the layers with weights between the beginning of a split and a symbolic tensor."""
-    found: dict[int, Any] = {}
+    layers: dict[int, Any] = {}
     seen, stack = set(), [tensor]
     while stack:
         top = stack.pop()
@@ -175,8 +175,8 @@ def layers_within(tensor: keras.KerasTensor) -> list[Any]:
         seen.add(id(top))
         stack.extend(inputs)
         if getattr(operation, "weights", None):
-            found[id(operation)] = operation
-    return list(found.values())
+            layers[id(operation)] = operation
+    return list(layers.values())
 
 
 def _origin(tensor: keras.KerasTensor) -> tuple[Any, list[Any]]:
@@ -194,8 +194,8 @@ def _axis_after(
     if isinstance(operation, keras.layers.Permute):
         return axis if axis == 0 else 1 + operation.dims.index(axis)
     if isinstance(operation, keras.layers.Flatten):
-        others = [dim for i, dim in enumerate(before.shape) if i not in (0, axis)]
-        if axis != 1 and any(dim != 1 for dim in others):
+        dims = [dim for i, dim in enumerate(before.shape) if i not in (0, axis)]
+        if axis != 1 and any(dim != 1 for dim in dims):
             raise ValueError(
                 f"{_describe(operation)} must not mix the channels of a split. Received: "
                 f"channels of shape {before.shape}. Put keras.layers.Permute((3, 1, 2)) before it, "

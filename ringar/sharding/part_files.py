@@ -34,12 +34,12 @@ class SavesPart:
         Raises:
             ValueError: they are those of another part.
         """
-        own, names = self._part_and_parts, set(store.keys())
-        saved = tuple(map(int, store[_KEY])) if _KEY in names else own
-        if saved != own:
+        part, names = self._part_and_parts, set(store.keys())
+        saved = tuple(map(int, store[_KEY])) if _KEY in names else part
+        if saved != part:
             raise ValueError(
-                f"{type(self).__name__} {self.name} must get the weights of part {own[0]} of "
-                f"{own[1]}, counted from 0, which this rank has. Received: a file with those of "
+                f"{type(self).__name__} {self.name} must get the weights of part {part[0]} of "
+                f"{part[1]}, counted from 0, which this rank has. Received: a file with those of "
                 f"part {saved[0]} of {saved[1]}. Save ringar.parallel.merge(model), which any "
                 "number of ranks can cut again, or let each rank load the file that it has saved."
             )

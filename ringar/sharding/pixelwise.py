@@ -62,7 +62,7 @@ def plane_of(tensor: keras.KerasTensor) -> Plane | None:
 
 def sources(tensor: keras.KerasTensor) -> list[keras.KerasTensor]:
     """Return the inputs of the model from which a symbolic tensor is computed."""
-    found: dict[int, keras.KerasTensor] = {}
+    tensors: dict[int, keras.KerasTensor] = {}
     seen, stack = set(), [tensor]
     while stack:
         top = stack.pop()
@@ -71,8 +71,8 @@ def sources(tensor: keras.KerasTensor) -> list[keras.KerasTensor]:
             _, inputs = _origin(top)
             stack.extend(inputs)
             if not inputs:
-                found[id(top)] = top
-    return list(found.values())
+                tensors[id(top)] = top
+    return list(tensors.values())
 
 
 def check_outputs(model: keras.Model) -> None:
@@ -145,12 +145,12 @@ def _check(
             f"`activity_regularizer` must be None in {describe(operation)}, where a plane is cut: "
             "each rank would add the penalty of its tile alone. Penalize behind GatherPlane."
         )
-    same = len(after.shape) == len(before.shape) and all(
+    has_shape = len(after.shape) == len(before.shape) and all(
         after.shape[axis] == before.shape[axis] for axis in plane.axes
     )
     declared = bool(getattr(operation, "is_pixelwise", False))
-    known = type(operation).__name__ in _PIXELWISE and _acts_on_channels(operation, plane)
-    if not same or not (declared or known):
+    is_pixelwise = type(operation).__name__ in _PIXELWISE and _acts_on_channels(operation, plane)
+    if not has_shape or not (declared or is_pixelwise):
         raise ValueError(
             f"{describe(operation)} must treat each pixel by itself, where a plane is cut. "
             f"Received: a layer that is not known to, on a plane of {plane}. {_REMEDY} For a layer "

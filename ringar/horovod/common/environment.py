@@ -37,9 +37,9 @@ class Times(TypedDict):
 
 def publish(environ: MutableMapping[str, str]) -> None:
     """Set the variables that Horovod's launcher sets: HOROVOD_RANK and so on."""
-    for name, (of_launcher, own) in _PLACE.items():
+    for name, (of_launcher, name_here) in _PLACE.items():
         if place.is_initialized():
-            environ[name] = str(own())
+            environ[name] = str(name_here())
         elif of_launcher in environ:
             environ[name] = environ[of_launcher]
     if "HOROVOD_RANK" in environ:  # horovodrun has told the name that the user gave to -H
@@ -52,9 +52,9 @@ def apply(environ: MutableMapping[str, str]) -> None:
     """Set the variables of ringar that are not set, and have one of Horovod's as counterpart."""
     if level := environ.get("HOROVOD_LOG_LEVEL", "").upper():
         environ.setdefault(log.VARIABLE, _LEVELS.get(level, level))
-    for name, own in _SAME.items():
+    for name, name_here in _SAME.items():
         if name in environ:
-            environ.setdefault(own, environ[name])
+            environ.setdefault(name_here, environ[name])
 
 
 def times(environ: Mapping[str, str]) -> Times:

@@ -158,7 +158,7 @@ def _listed(process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]
             )
         return []
     sets = list(process_sets or ())
-    if wrong := [one for one in sets if not isinstance(one, ProcessSet)]:
+    if wrong := [process_set for process_set in sets if not isinstance(process_set, ProcessSet)]:
         raise ValueError(f"init expected ProcessSet objects in `process_sets`; received {wrong}")
     return sets
 

@@ -42,8 +42,8 @@ class ProcessSet(of_ringar.ProcessSet):
 
     def __init__(self, ranks_or_comm: Sequence[int] | MPI.Comm) -> None:
         self.mpi_comm = ranks_or_comm if hasattr(ranks_or_comm, "Get_group") else None
-        given: Any = ranks_or_comm if self.mpi_comm is None else ranks_of(self.mpi_comm)
-        ranks: list[Any] = list(given) if is_iterable(given) else [None]
+        listed: Any = ranks_or_comm if self.mpi_comm is None else ranks_of(self.mpi_comm)
+        ranks: list[Any] = list(listed) if is_iterable(listed) else [None]
         if not all(isinstance(rank, Integral) for rank in ranks):
             raise ValueError(
                 "ProcessSet expected a list of ranks or a communicator of mpi4py; "
@@ -129,8 +129,15 @@ def check_new(process_set: ProcessSet, others: Sequence[ProcessSet] = ()) -> Non
         others: sets that will be registered before it.
     """
     # Grids of ringar have sets of their own, which a script for Horovod knows nothing of.
-    registered = [one for one in of_ringar.in_use() if isinstance(one, ProcessSet)]
-    if any(one.ranks == process_set.ranks for one in [global_process_set, *registered, *others]):
+    registered = [
+        process_set_in_use
+        for process_set_in_use in of_ringar.in_use()
+        if isinstance(process_set_in_use, ProcessSet)
+    ]
+    if any(
+        process_set_in_use.ranks == process_set.ranks
+        for process_set_in_use in [global_process_set, *registered, *others]
+    ):
         raise ValueError(f"expected ranks that no process set has yet; received {process_set}")
     of_ringar.check_new(process_set)
 
@@ -148,9 +155,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """
 
     def checked() -> list[int]:
-        wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-        check_new(wanted)
-        return wanted.ranks
+        proposal = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+        check_new(proposal)
+        return proposal.ranks
 
     _initialized(place.size)
     ranks = together(checked, caller="add_process_set", deed="to name a set of ranks")

@@ -25,10 +25,10 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
         ext_base_name: "tensorflow", "torch" or "mxnet".
         verbose: print the answer.
     """
-    found = ext_base_name == "tensorflow" and importlib.util.find_spec("tensorflow") is not None
+    is_there = ext_base_name == "tensorflow" and importlib.util.find_spec("tensorflow") is not None
     if verbose:
-        print(f"Extension {ext_base_name} is {'' if found else 'not '}available.")
-    return found
+        print(f"Extension {ext_base_name} is {'' if is_there else 'not '}available.")
+    return is_there
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -38,14 +38,14 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
         ext_base_name: "tensorflow"; others see none here.
         verbose: print the answer.
     """
-    found = False
+    has_gpu = False
     if extension_available(ext_base_name):
         import tensorflow as tf
 
-        found = bool(tf.config.list_physical_devices("GPU"))
+        has_gpu = bool(tf.config.list_physical_devices("GPU"))
     if verbose:
-        print(f"Extension {ext_base_name} has {'a' if found else 'no'} GPU.")
-    return found
+        print(f"Extension {ext_base_name} has {'a' if has_gpu else 'no'} GPU.")
+    return has_gpu
 
 
 def mpi_built(verbose: bool = False) -> bool:
@@ -86,9 +86,9 @@ def env(**kwargs: str | None) -> Iterator[None]:
     Args:
         **kwargs: their values; None leaves a variable as it is.
     """
-    given = {name: value for name, value in kwargs.items() if value is not None}
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
+    variables = {name: value for name, value in kwargs.items() if value is not None}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

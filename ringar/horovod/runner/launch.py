@@ -96,9 +96,9 @@ _REFUSED: dict[str, tuple[int, str]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `horovodrun` with `arguments` (default: sys.argv) and return its exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        translated, notes = translate(given, os.environ)
+        translated, notes = translate(words, os.environ)
     except ValueError as error:
         print(f"horovodrun: error: {error}", file=sys.stderr)
         return 2
@@ -118,7 +118,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[lis
     Raises:
         ValueError: an option is refused, or lacks its value.
     """
-    known = of_ringar.parser()._option_string_actions
+    actions = of_ringar.parser()._option_string_actions
     result: list[str] = []
     notes: list[str] = []
     words = list(arguments)
@@ -132,9 +132,9 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[lis
             result += _TRANSLATED[name](_value(name, values))
         elif name in _FLAGS:
             result += _FLAGS[name]
-        elif name in known:
+        elif name in actions:
             result.append(word)
-            if not equals and known[name].nargs != 0:
+            if not equals and actions[name].nargs != 0:
                 result.append(_value(name, values))
         elif name == "--blacklist-cooldown-range":
             _value(name, values)
@@ -179,7 +179,7 @@ def _implied(result: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     if "--gpus" not in values and not environ.get("RINGAR_GPUS"):
         implied.append("--gpus=all")  # scripts choose their GPU by local_rank()
     if "--host-discovery-script" in values and "--min-np" not in values:
-        numbers = [values[one] for one in ("-np", "-n", "--num-proc") if one in values]
+        numbers = [values[name] for name in ("-np", "-n", "--num-proc") if name in values]
         implied += [f"--min-np={number}" for number in numbers[:1]]
     variables = {
         "--timeline-filename": environ.get("HOROVOD_TIMELINE", ""),

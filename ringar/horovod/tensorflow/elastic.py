@@ -92,7 +92,7 @@ class TensorFlowState(ObjectState):
     def save(self) -> None:
         """Copy the objects and the variables."""
         super().save()
-        self._values = [np.array(tf.convert_to_tensor(one)) for one in self.variables]
+        self._values = [np.array(tf.convert_to_tensor(variable)) for variable in self.variables]
 
     def restore(self) -> None:
         """Give objects and variables the values that they had in the last commit."""
@@ -115,5 +115,5 @@ class TensorFlowState(ObjectState):
 
     def layout(self) -> Mapping[str, str]:
         """Return the names of the objects, and the shapes of the variables."""
-        shapes = (f"{one.dtype.name}{one.shape.as_list()}" for one in self.variables)
+        shapes = (f"{variable.dtype.name}{variable.shape.as_list()}" for variable in self.variables)
         return {**super().layout(), **{f"variable {n}": text for n, text in enumerate(shapes)}}

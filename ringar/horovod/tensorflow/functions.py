@@ -107,4 +107,4 @@ def allgather_object(
     handles.wait_for_all()
     data = cloudpickle.dumps(obj)
     gathered = collectives.allgather_object(data, name=name, process_set=process_set)
-    return [cloudpickle.loads(one) for one in gathered]
+    return [cloudpickle.loads(text) for text in gathered]

@@ -166,19 +166,19 @@ class GradientReduction(Reducer):
         """
         handles.wait_for_all()
         self._compare_settings()
-        known = list(gradients) if variables is None else list(variables)
+        keys = list(gradients) if variables is None else list(variables)
         if self._helper is None:
-            return self._local.reduce(gradients, known, self._reduce_shared)
+            return self._local.reduce(gradients, keys, self._reduce_shared)
         # The factor may change from pass to pass.
         scale = 1.0 if loss_scale is None else loss_scale
         unscaled = [None if g is None else _divided(g, scale) for g in gradients]
-        sums = self._helper.compute_gradients(unscaled, known)
+        sums = self._helper.compute_gradients(unscaled, keys)
         if loss_scale is None:
             return sums
-        due = self._helper.is_due()
+        is_due = self._helper.is_due()
         # Sums of one rank must not let it alone find an overflow.
         return [
-            None if g is None else tf.where(due, g * tf.cast(scale, g.dtype), tf.zeros_like(g))
+            None if g is None else tf.where(is_due, g * tf.cast(scale, g.dtype), tf.zeros_like(g))
             for g in sums
         ]
 

@@ -77,7 +77,7 @@ def in_background(function: Callable[..., Any]) -> Callable[..., Handle]:
                 f"collectives in the background by itself; call {function.__name__}"
             )
         handle = Handle(_executor().submit(function, *args, **kwargs))
-        _pending[:] = [one for one in _pending if not one.poll()] + [handle]
+        _pending[:] = [started for started in _pending if not started.poll()] + [handle]
         return handle
 
     start.__name__ = start.__qualname__ = f"{function.__name__}_async"

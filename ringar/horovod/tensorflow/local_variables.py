@@ -27,8 +27,8 @@ class LocalVariables:
 
     def register(self, variable: Any) -> None:
         """Keep the gradients of `variable`, of TensorFlow or Keras, on this rank."""
-        own = of_tensorflow(variable)
-        self._known[id(own)] = own
+        tensor_variable = of_tensorflow(variable)
+        self._known[id(tensor_variable)] = tensor_variable
 
     def has(self, variable: Any) -> bool:
         """Return whether a variable is one of them."""
@@ -43,7 +43,7 @@ class LocalVariables:
         """Reduce the gradients of variables that are not local, and scale the others."""
         if not self._known:
             return list(reduce(gradients, variables))
-        shared = [i for i, one in enumerate(variables) if not self.has(one)]
+        shared = [i for i, variable in enumerate(variables) if not self.has(variable)]
         results = [self._scaled(gradient) for gradient in gradients]
         if shared:
             reduced = reduce([gradients[i] for i in shared], [variables[i] for i in shared])

@@ -22,10 +22,12 @@ def _scalar(own: Callable[[], int], name: str | None) -> tf.Tensor:
 def _own(process_set_id: int, value: Callable[[process_sets.ProcessSet], int | None]) -> int:
     if not place.is_initialized():
         return -1  # HOROVOD_PROCESS_SET_ERROR_INIT
-    found = {one.process_set_id: one for one in process_sets.in_use()}.get(process_set_id)
-    if found is None:
+    process_set_here = {
+        process_set.process_set_id: process_set for process_set in process_sets.in_use()
+    }.get(process_set_id)
+    if process_set_here is None:
         return -3  # HOROVOD_PROCESS_SET_ERROR_UNKNOWN_SET
-    return int(value(found) or 0)
+    return int(value(process_set_here) or 0)
 
 
 @do_not_convert

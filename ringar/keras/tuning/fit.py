@@ -166,26 +166,26 @@ def begin(
         ValueError: on every rank, if an option is wrong, or rank 0 cannot read or write a file.
         UnsupportedError: on every rank, if rank 0 lacks Optuna.
     """
-    ranks, known = or_all(process_set), of(model)
+    ranks, tuning = or_all(process_set), of(model)
     is_wanted = options.is_wanted(os.environ) and ranks.size() > 1
     obstacle = _obstacle(model, steps, meets) if is_wanted else ""
     if obstacle or not is_wanted:
-        if known is not None:
-            known.rest()
+        if tuning is not None:
+            tuning.rest()
         if obstacle and tuned.of(model) == DEFAULTS and ranks.rank() == 0:
             _log.warning("Autotune: the defaults stay: %s.", obstacle)
         return None
     assert steps is not None
     job = _job(model, ranks)
-    own = known.progress if known is not None and known.job == job else None
-    everyone = allgather_object(own, name="autotune/progress", process_set=ranks)
-    if own is None or any(its != own for its in everyone):
+    progress_here = tuning.progress if tuning is not None and tuning.job == job else None
+    everyone = allgather_object(progress_here, name="autotune/progress", process_set=ranks)
+    if progress_here is None or any(progress_there != progress_here for progress_there in everyone):
         # Functions of an earlier search belong to ranks that are no longer there.
-        known = FitTuner(model, job, ranks)
-        object.__setattr__(model, "_ringar_tuner", known)  # Keras' own would track it
-    assert known is not None
-    known.begin(steps)
-    return None if known.is_done else known
+        tuning = FitTuner(model, job, ranks)
+        object.__setattr__(model, "_ringar_tuner", tuning)  # Keras' own would track it
+    assert tuning is not None
+    tuning.begin(steps)
+    return None if tuning.is_done else tuning
 
 
 def leave(model: keras.Model) -> Callable[[], None] | None:
@@ -194,11 +194,11 @@ def leave(model: keras.Model) -> Callable[[], None] | None:
     Returns:
         What is to be called before each step that it joins; None if nothing is tuned.
     """
-    known = of(model)
-    if known is None:
+    tuning = of(model)
+    if tuning is None:
         return None
-    known.leave()
-    return known.before_missing_step
+    tuning.leave()
+    return tuning.before_missing_step
 
 
 def _obstacle(model: keras.Model, steps: int | None, meets: bool) -> str:

@@ -68,8 +68,8 @@ def description(environ: Mapping[str, str]) -> str:
     """Return what must be the same on all ranks, as it is written; "" without Autotune."""
     if environ.get(VARIABLE, "") in ("", "0"):
         return ""
-    given = {name: environ[name] for name in _MUST_AGREE if environ.get(name)}
-    return " ".join(f"{name}={value}" for name, value in given.items())
+    variables = {name: environ[name] for name in _MUST_AGREE if environ.get(name)}
+    return " ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def _flag(environ: Mapping[str, str], name: str) -> bool:

@@ -91,10 +91,10 @@ def search(
     best = min(seconds, key=lambda settings: seconds[settings])
     if best == DEFAULTS:
         return Choice(DEFAULTS, seconds[best], seconds[best], len(seconds))
-    its, defaults = yield from _compare(best)
-    stays = best if is_faster(its, defaults) else DEFAULTS
-    found = mean(its if stays is best else defaults)
-    return Choice(stays, found, mean(defaults), len(seconds))
+    seconds_of_best, defaults = yield from _compare(best)
+    stays = best if is_faster(seconds_of_best, defaults) else DEFAULTS
+    gain = mean(seconds_of_best if stays is best else defaults)
+    return Choice(stays, gain, mean(defaults), len(seconds))
 
 
 def _compare(best: Settings) -> Generator[Sample, float, tuple[list[float], list[float]]]:
@@ -109,5 +109,5 @@ def _compare(best: Settings) -> Generator[Sample, float, tuple[list[float], list
 
 def is_faster(some: Sequence[float], others: Sequence[float]) -> bool:
     """Return whether `some` are less than `others`, measured in turns with them, beyond noise."""
-    gains = [other - one for one, other in zip(some, others, strict=True)]
+    gains = [later - earlier for earlier, later in zip(some, others, strict=True)]
     return mean(gains) > _T * stdev(gains) / math.sqrt(len(gains))

@@ -73,17 +73,21 @@ class Space:
         by_plan: dict[Plan, Settings] = {}
         for settings in self._sizes():
             self._first[settings] = by_plan.setdefault(_plan(job, settings), settings)
-        others = ("algorithm", "compression")
+        names = ("algorithm", "compression")
         self.count = len(by_plan) * math.prod(
-            len(self.dimensions.get(name, (None,))) for name in others
+            len(self.dimensions.get(name, (None,))) for name in names
         )
 
     def settings(self, values: Mapping[str, Value]) -> Settings:
         """Return the first settings in the space that make the same step as these values."""
-        found = replace(DEFAULTS, **values)  # type: ignore[arg-type]
-        sizes = self._first[Settings(found.bucket_bytes, found.first_bucket_bytes)]
+        values_and_defaults = replace(DEFAULTS, **values)  # type: ignore[arg-type]
+        sizes = self._first[
+            Settings(values_and_defaults.bucket_bytes, values_and_defaults.first_bucket_bytes)
+        ]
         return replace(
-            found, bucket_bytes=sizes.bucket_bytes, first_bucket_bytes=sizes.first_bucket_bytes
+            values_and_defaults,
+            bucket_bytes=sizes.bucket_bytes,
+            first_bucket_bytes=sizes.first_bucket_bytes,
         )
 
     def holds(self, settings: Settings) -> bool:

@@ -66,10 +66,10 @@ class Director:
         self._samples: Generator[Sample, float, Choice] | None = None
         self._sample = Sample("search", DEFAULTS)
         self._measured, self._says_so = 0, False
-        found = self._known()
-        if found is not None or self._space.count == 1:
-            self.first = Decision(found or DEFAULTS, is_last=True)
-            if found is None:
+        entry = self._known()
+        if entry is not None or self._space.count == 1:
+            self.first = Decision(entry or DEFAULTS, is_last=True)
+            if entry is None:
                 _log.info("Autotune: all settings make the same step; the defaults stay.")
             return
         sampler = BayesianSampler(self._space)
@@ -87,10 +87,10 @@ class Director:
         path = self._options.settings
         if path is None:
             return None
-        found = files.load(path, self._kind)
-        if found is not None and self._space.holds(found):
-            _log.info("Autotune: took %s from %s.", found, path)
-            return found
+        entry = files.load(path, self._kind)
+        if entry is not None and self._space.holds(entry):
+            _log.info("Autotune: took %s from %s.", entry, path)
+            return entry
         try:
             files.check_writable(path)
         except OSError as error:
@@ -226,11 +226,11 @@ class Tuner:
 
     def _end_window(self, has_data: bool) -> bool:
         """Let rank 0 decide; return whether the settings change."""
-        own = median(self._times) if has_data else None
+        seconds_here = median(self._times) if has_data else None
         self.measured += 1
-        of_ranks = allgather_object(own, **self._named("window"))
+        of_ranks = allgather_object(seconds_here, **self._named("window"))
         self._times = []
-        seconds = [one for one in of_ranks if one is not None]
+        seconds = [seconds_of_rank for seconds_of_rank in of_ranks if seconds_of_rank is not None]
         if len(seconds) < len(of_ranks):  # this step is none of all ranks
             return False
         decision, before = Decision(DEFAULTS), self.settings  # of rank 0 alone

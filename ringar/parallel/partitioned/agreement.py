@@ -55,35 +55,42 @@ def agree(
         ValueError: on all ranks, if they have made different layers, have no images, do not know
             their rows and columns, or if a model group has other ones.
     """
-    own = _description(layer, grid, input_shape, channel_axis)
-    ranks = [own]
+    description = _description(layer, grid, input_shape, channel_axis)
+    ranks = [description]
     if place.size() > 1:
-        ranks = allgather_object(own, name="partitioned/layer")
-    for rank, its in enumerate(ranks):
-        if not its.tile:
+        ranks = allgather_object(description, name="partitioned/layer")
+    for rank, layout in enumerate(ranks):
+        if not layout.tile:
             raise ValueError(
-                f"The input of {its.kind} {ranks[0].name} must be images, of 4 dimensions. "
-                f"Received: shape (examples, {', '.join(map(str, its.others))}) on rank {rank}"
+                f"The input of {layout.kind} {ranks[0].name} must be images, of 4 dimensions. "
+                f"Received: shape (examples, {', '.join(map(str, layout.others))}) on rank {rank}"
             )
     compare(
-        [{"class": its.kind, "settings": its.settings, "channels": its.others} for its in ranks],
-        caller=f"{own.kind} {own.name}",
+        [
+            {
+                "class": layout.kind,
+                "settings": layout.settings,
+                "channels": layout.others,
+            }
+            for layout in ranks
+        ],
+        caller=f"{description.kind} {description.name}",
         remedy="Build the model alike on all ranks.",
     )
-    for rank, its in enumerate(ranks):
-        if None in its.tile:
+    for rank, layout in enumerate(ranks):
+        if None in layout.tile:
             raise ValueError(
-                f"The rows and columns of the input of {its.kind} {ranks[0].name} must be known. "
-                f"Received: {its.tile} on rank {rank}. Give keras.Input their numbers."
+                f"The rows and columns of the input of {layout.kind} {ranks[0].name} must be "
+                f"known. Received: {layout.tile} on rank {rank}. Give keras.Input their numbers."
             )
-    of_ranks: Any = [its.tile for its in ranks]
+    of_ranks: Any = [layout.tile for layout in ranks]
     groups = [of_ranks[at : at + grid.model] for at in range(0, len(ranks), grid.model)]
     for group, tiles in enumerate(groups):
         if tiles != groups[0]:
             raise MismatchError(
-                f"The input of {own.kind} {ranks[0].name} must have the same rows and columns in "
-                f"every model group. Received: {groups[0]} on the ranks of group 0, and {tiles} on "
-                f"those of group {group}. Give all groups images of one size, cut alike."
+                f"The input of {description.kind} {ranks[0].name} must have the same rows and "
+                f"columns in every model group. Received: {groups[0]} on the ranks of group 0, and "
+                f"{tiles} on those of group {group}. Give all groups images of one size, cut alike."
             )
     return ranks[0].name, groups[0]
 
@@ -98,7 +105,7 @@ def plane_of_tiles(
     """
     _, columns = grid.tiles
     height = sum(rows for rows, _ in tiles[::columns])
-    width = sum(its for _, its in tiles[:columns])
+    width = sum(columns_of_tile for _, columns_of_tile in tiles[:columns])
     plane = Plane(height, width, grid, channel_axis)
     check_tiles(layer, plane, tiles)
     return plane
@@ -111,12 +118,12 @@ def check_tiles(layer: keras.layers.Layer, plane: Plane, tiles: Sequence[tuple[i
         ValueError: a tile has another size than it must have.
     """
     check_cut(layer, plane)
-    for part, (own, box) in enumerate(zip(tiles, plane.tiles, strict=True)):
-        if own != (box.rows.size, box.columns.size):
+    for part, (tile, box) in enumerate(zip(tiles, plane.tiles, strict=True)):
+        if tile != (box.rows.size, box.columns.size):
             raise ValueError(
                 f"The input of {describe(layer)} must be tiles of a plane of {plane}, the first "
                 f"ones larger where a rest is left: {box.rows.size} x {box.columns.size} for part "
-                f"{part}. Received: {own[0]} x {own[1]}. ringar.parallel.tile(images, grid) cuts "
+                f"{part}. Received: {tile[0]} x {tile[1]}. ringar.parallel.tile(images, grid) cuts "
                 "arrays so, ringar.layers.CutPlane() whole images."
             )
 
@@ -145,11 +152,11 @@ def _description(
     shape = tuple(input_shape)
     tile = (shape[rows], shape[columns]) if len(shape) == 4 else ()
     sides = (rows, columns) if tile else ()
-    others = tuple(size for axis, size in enumerate(shape) if axis not in (0, *sides))
+    sizes = tuple(size for axis, size in enumerate(shape) if axis not in (0, *sides))
     return _Description(
         layer.name,
         type(layer).__name__,
         {**settings, "grid": str(grid)},
-        others,
+        sizes,
         tile,
     )

@@ -125,11 +125,11 @@ class PartitionedLocallyConnected2D(_Convolution, SavesPart, LocallyConnected2D)
         if kwargs.get("name") not in ("kernel", "bias"):
             return super().add_weight(*args, **kwargs)
         rows, columns, *rest = kwargs["shape"]
-        its = cut.TileCut(0, self.grid)
-        whole = (*self.whole_size(rows, columns), *rest)
-        kwargs["initializer"] = TileOf(kwargs["initializer"], whole, its)
+        tile_cut = cut.TileCut(0, self.grid)
+        size = (*self.whole_size(rows, columns), *rest)
+        kwargs["initializer"] = TileOf(kwargs["initializer"], size, tile_cut)
         variable = super().add_weight(*args, **kwargs)
-        cut.mark(variable, its)
+        cut.mark(variable, tile_cut)
         return variable
 
     def whole_size(self, rows: int, columns: int) -> tuple[int, int]:

@@ -33,8 +33,8 @@ def cut(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
     @tf.custom_gradient
     def take(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
         def backward(upstream: tf.Tensor) -> tf.Tensor:
-            whole = _gathered(upstream, plane, f"{name}/gradient")
-            return whole / tf.cast(parts, whole.dtype)
+            gradient = _gathered(upstream, plane, f"{name}/gradient")
+            return gradient / tf.cast(parts, gradient.dtype)
 
         return Pieces(x, plane).cut(x, plane.own), backward
 
@@ -50,8 +50,8 @@ def gather(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
     @tf.custom_gradient
     def join(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
         def backward(upstream: tf.Tensor) -> tf.Tensor:
-            own = Pieces(upstream, plane).cut(upstream, plane.own)
-            return own * tf.cast(parts, own.dtype)
+            gradient = Pieces(upstream, plane).cut(upstream, plane.own)
+            return gradient * tf.cast(parts, gradient.dtype)
 
         return _gathered(x, plane, name), backward
 
@@ -81,9 +81,9 @@ def maximum(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
 
     @tf.custom_gradient
     def reduce(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
-        own = tf.reduce_max(x, plane.axes, keepdims=True)
-        count = tf.reduce_sum(tf.cast(x == own, x.dtype), plane.axes, keepdims=True)
-        rows = allgather(tf.stack([own, count])[None], name=name, process_set=grid.model_set)
+        maximum = tf.reduce_max(x, plane.axes, keepdims=True)
+        count = tf.reduce_sum(tf.cast(x == maximum, x.dtype), plane.axes, keepdims=True)
+        rows = allgather(tf.stack([maximum, count])[None], name=name, process_set=grid.model_set)
         greatest = tf.reduce_max(rows[:, 0], 0)
         have_it = tf.where(rows[:, 0] == greatest, rows[:, 1], tf.zeros([], x.dtype))
         total = tf.reduce_sum(have_it, 0)

@@ -48,29 +48,29 @@ def exchange(x: tf.Tensor, reach: Reach, name: str) -> tf.Tensor:
     grid = reach.plane.grid
     me, parts = grid.part, range(grid.model)
     tile, needs = reach.plane.own, reach.needs(me)
-    kept = tile.meet(needs)
+    overlap = tile.meet(needs)
     if not any(reach.pixels_sent(part) for part in parts):
-        return x if kept == tile else Pieces(x, reach.plane).cut(x, kept.seen_from(tile))
-    others = [part for part in parts if part != me]
-    to = [reach.sent(me, part) if part in others else _empty(tile) for part in parts]
-    come = [reach.sent(part, me) if part in others else _empty(needs) for part in parts]
+        return x if overlap == tile else Pieces(x, reach.plane).cut(x, overlap.seen_from(tile))
+    peers = [part for part in parts if part != me]
+    to = [reach.sent(me, part) if part in peers else _empty(tile) for part in parts]
+    come = [reach.sent(part, me) if part in peers else _empty(needs) for part in parts]
 
     @tf.custom_gradient
     def extend(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
         pieces = Pieces(x, reach.plane)
         received = _trade(x, pieces, [box.seen_from(tile) for box in to], come, grid, name)
-        if kept.area:
-            received[me] = pieces.cut(x, kept.seen_from(tile))
+        if overlap.area:
+            received[me] = pieces.cut(x, overlap.seen_from(tile))
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             give = [box.seen_from(needs) for box in come]
             back = _trade(upstream, pieces, give, to, grid, f"{name}/gradient")
             places = [box.seen_from(tile) for box in to]
-            found = [(at, g) for at, g in zip(places, back, strict=True) if g is not None]
-            if kept.area:
-                own = pieces.cut(upstream, kept.seen_from(needs))
-                found.append((kept.seen_from(tile), own))
-            return pieces.add(found, tile)
+            gradients = [(at, g) for at, g in zip(places, back, strict=True) if g is not None]
+            if overlap.area:
+                gradient = pieces.cut(upstream, overlap.seen_from(needs))
+                gradients.append((overlap.seen_from(tile), gradient))
+            return pieces.add(gradients, tile)
 
         return pieces.join(received, grid.tiles[1]), backward
 

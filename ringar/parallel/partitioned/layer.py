@@ -81,7 +81,9 @@ class OnPlane:
         """Return images of the size of a box, which data without known sizes get here."""
         sizes = (box.rows.size, box.columns.size)
         received = tuple(x.shape[axis] for axis in self.plane.axes)
-        if any(size not in (None, own) for size, own in zip(received, sizes, strict=True)):
+        if any(
+            size not in (None, expected) for size, expected in zip(received, sizes, strict=True)
+        ):
             raise ValueError(
                 f"The input of {pixelwise.describe(self)} must have the size that it was built "
                 f"for, {sizes[0]} x {sizes[1]}. Received: {received[0]} x {received[1]}. Resize "
@@ -156,8 +158,8 @@ class Partitioned(OnPlane):
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Return the shape of this rank's tile of the output."""
         shape = list(input_shape)
-        own = self.reach.result.own
-        for axis, side in zip(self.plane.axes, own, strict=True):
+        box = self.reach.result.own
+        for axis, side in zip(self.plane.axes, box, strict=True):
             shape[axis] = side.size
         shape[self.image_channel_axis] = self._channels_after(shape[self.image_channel_axis])
         return tuple(shape)

@@ -84,21 +84,21 @@ class Pieces:
 
     def _widened(self, piece: tf.Tensor, box: Box, rows: Interval, width: int) -> tf.Tensor:
         """Return rows of a piece, with zeros beside it up to the width of the whole."""
-        own = Box(rows.seen_from(box.rows.start), Interval(0, box.columns.size))
+        strip = Box(rows.seen_from(box.rows.start), Interval(0, box.columns.size))
         padding = [[0, 0] for _ in range(4)]
         padding[self.columns] = [box.columns.start, width - box.columns.stop]
-        part = self.cut(piece, own)
+        part = self.cut(piece, strip)
         return tf.pad(part, padding) if any(padding[self.columns]) else part
 
     def _shape_of(self, box: Box) -> tuple[list[int | tf.Tensor], list[int | None]]:
-        shape, known = list(self._shape), list(self._known)
+        shape, static = list(self._shape), list(self._known)
         for axis, size in ((self.rows, box.rows.size), (self.columns, box.columns.size)):
-            shape[axis] = known[axis] = size
-        return shape, known
+            shape[axis] = static[axis] = size
+        return shape, static
 
     def _shaped(self, vector: tf.Tensor, box: Box) -> tf.Tensor:
-        shape, known = self._shape_of(box)
-        return tf.ensure_shape(tf.reshape(vector, shape), known)
+        shape, static = self._shape_of(box)
+        return tf.ensure_shape(tf.reshape(vector, shape), static)
 
     def _zeros(self, box: Box) -> tf.Tensor:
         return tf.zeros(self._shape_of(box)[0], self.dtype)

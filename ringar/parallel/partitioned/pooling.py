@@ -99,9 +99,9 @@ class PartitionedAveragePooling2D(_Pooling, keras.layers.AveragePooling2D):
     def build(self, input_shape: Sequence[int | None]) -> None:
         """Find out which windows are partly outside the plane."""
         super().build(input_shape)
-        own, plane = self.reach.result.own, self.plane
-        sides = zip(self.windows(), own, (plane.height, plane.width), strict=True)
-        inside = [np.array(window.taps_within(its, size)) for window, its, size in sides]
+        box, plane = self.reach.result.own, self.plane
+        sides = zip(self.windows(), box, (plane.height, plane.width), strict=True)
+        inside = [np.array(window.taps_within(interval, size)) for window, interval, size in sides]
         shares = np.outer(*inside) / np.prod(self.pool_size)
         shape = (1, *shares.shape, 1) if self.image_channel_axis == 3 else (1, 1, *shares.shape)
         self._shares = None if (shares == 1).all() else shares.reshape(shape)

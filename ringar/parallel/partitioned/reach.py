@@ -71,7 +71,7 @@ class Window:
             [first + o * self.stride + tap * self.dilation for tap in range(self.taps)]
             for o in range(outputs.size)
         )
-        return [sum(0 <= row < extent for row in its) for its in rows]
+        return [sum(0 <= row < extent for row in rows_of_tap) for rows_of_tap in rows]
 
 
 @dataclass(frozen=True)
@@ -121,5 +121,5 @@ class Reach:
 
     def pixels_sent(self, sender: int) -> int:
         """Return how many pixels a part sends to the others, each once per receiver."""
-        others = (part for part in range(self.plane.grid.model) if part != sender)
-        return sum(self.sent(sender, receiver).area for receiver in others)
+        receivers = (part for part in range(self.plane.grid.model) if part != sender)
+        return sum(self.sent(sender, receiver).area for receiver in receivers)

@@ -292,14 +292,14 @@ class FlattenPlane(_Way):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return this rank's numbers."""
-        own = crossing.own(inputs, self.plane)
-        return tf.reshape(own, [tf.shape(own)[0], self.compute_output_shape(own.shape)[1]])
+        tile = crossing.own(inputs, self.plane)
+        return tf.reshape(tile, [tf.shape(tile)[0], self.compute_output_shape(tile.shape)[1]])
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Return the shape with the number of this rank's channels."""
-        own = self.plane.own
+        tile = self.plane.own
         channels = input_shape[3]
-        return input_shape[0], None if channels is None else own.area * channels
+        return input_shape[0], None if channels is None else tile.area * channels
 
     def whole_layer(self) -> keras.layers.Layer:
         """Return a `Flatten`."""

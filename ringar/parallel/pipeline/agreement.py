@@ -140,12 +140,12 @@ def synthesizers_for(
     if schedule != SYNTHETIC:
         plan.refuse_if_given(schedule)
         return None
-    made: list[Synthesizers] = []
+    synthesizers: list[Synthesizers] = []
 
     def make() -> int:  # a user's function may fail for the cut of one module only
-        made.append(Synthesizers(plan, graph, network, grid.part, grid.model))
+        synthesizers.append(Synthesizers(plan, graph, network, grid.part, grid.model))
         return int(np.random.randint(2**31))
 
     deed = "to make its synthesizers"
-    made[0].seed, *_ = together(make, caller="ringar.parallel.Pipelined", deed=deed)
-    return made[0]
+    synthesizers[0].seed, *_ = together(make, caller="ringar.parallel.Pipelined", deed=deed)
+    return synthesizers[0]

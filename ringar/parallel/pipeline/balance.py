@@ -36,8 +36,8 @@ def seconds_per_node(graph: Graph, batch_size: int) -> list[float]:
     tensors = {id(tensor): _random(tensor, batch_size) for tensor in graph.model.inputs}
     empty = tf.function(lambda values: [tf.reduce_max(values[0])])
     call = _timed(empty, [tf.zeros([8])], _EMPTY_CALLS)
-    given = set(tensors)
-    return [max(_seconds(node, tensors, given) - call, 0.0) for node in graph.nodes]
+    inputs = set(tensors)
+    return [max(_seconds(node, tensors, inputs) - call, 0.0) for node in graph.nodes]
 
 
 def partition(graph: Graph, seconds: list[float], modules: int) -> list[int]:
@@ -66,15 +66,15 @@ def partition(graph: Graph, seconds: list[float], modules: int) -> list[int]:
         """Return the best cuts of the nodes from `first`: slowest module, bytes, positions."""
         if count == 1:
             return round((until[-1] - until[first]) / unit), 0, ()
-        found = None
+        least = None
         for place in possible:
             rest = best(place, count - 1) if place > first else None
             if rest is None:
                 continue
             slowest = max(round((until[place] - until[first]) / unit), rest[0])
             option = slowest, bytes_at[place] + rest[1], (place, *rest[2])
-            found = option if found is None else min(found, option)
-        return found
+            least = option if least is None else min(least, option)
+        return least
 
     result = best(0, modules)
     assert result is not None

@@ -84,16 +84,16 @@ class Reader:
             ValueError: their number is wrong.
         """
         if isinstance(x, dict):
-            found = [x[name] for name in self._names if name in x]
+            tensors = [x[name] for name in self._names if name in x]
         else:
-            found = keras.tree.flatten(x)
-        if len(found) != len(self._names):
-            received = list(x) if isinstance(x, dict) else f"{len(found)} of them"
+            tensors = keras.tree.flatten(x)
+        if len(tensors) != len(self._names):
+            received = list(x) if isinstance(x, dict) else f"{len(tensors)} of them"
             raise ValueError(
                 f"`x` must have {len(self._names)} inputs, named {', '.join(self._names)}. "
                 f"Received: {received}"
             )
-        return found
+        return tensors
 
 
 def check_same(batch: Batch, ranks: ProcessSet) -> None:

@@ -42,21 +42,21 @@ def aligned(callbacks: Any, grid: Grid) -> list[Any]:
     Raises:
         ValueError: a callback does not support modules.
     """
-    given = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-    given = [callback for callback in given if callback is not None]
-    for callback in given:
+    flat = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    flat = [callback for callback in flat if callback is not None]
+    for callback in flat:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise ValueError(
                 "`callbacks` must not have BackupAndRestore, which knows one module only. Use "
                 "ModelCheckpoint on all ranks, and Pipelined(keras.models.load_model(path))."
             )
-    saving = [c for c in given if isinstance(c, keras.callbacks.ModelCheckpoint)]
+    saving = [c for c in flat if isinstance(c, keras.callbacks.ModelCheckpoint)]
     for checkpoint in saving:  # Keras would make the folder on all ranks at once
         os.makedirs(os.path.dirname(str(checkpoint.filepath)) or ".", exist_ok=True)
     alignment = Alignment(grid, [f"{type(c).__name__} {c.save_freq}" for c in saving])
-    indices = [i for i, callback in enumerate(given) if isinstance(callback, Distributed)]
-    given.insert(indices[0] if indices else 0, alignment)
-    return [*(c for c in given if not isinstance(c, Distributed)), Agreement(grid)]
+    indices = [i for i, callback in enumerate(flat) if isinstance(callback, Distributed)]
+    flat.insert(indices[0] if indices else 0, alignment)
+    return [*(c for c in flat if not isinstance(c, Distributed)), Agreement(grid)]
 
 
 class Alignment(keras.callbacks.Callback):

@@ -52,9 +52,9 @@ class Graph:
     def crossing(self, place: int) -> list[Any]:
         """Return the tensors that cross a cut at position `place`."""
         later = [tensor for node in self.nodes[place:] for tensor in node.input_tensors]
-        wanted = {id(tensor) for tensor in [*later, *self.model.outputs]}
-        made = (tensor for node in self.nodes[:place] for tensor in node.outputs)
-        return [tensor for tensor in made if id(tensor) in wanted]
+        inputs = {id(tensor) for tensor in [*later, *self.model.outputs]}
+        outputs = (tensor for node in self.nodes[:place] for tensor in node.outputs)
+        return [tensor for tensor in outputs if id(tensor) in inputs]
 
     def obstacle(self, place: int) -> str:
         """Return the reason why no cut is possible at position `place`; "" if one is possible."""
@@ -113,13 +113,13 @@ def places(graph: Graph, layers: Sequence[str], modules: int) -> list[int]:
     Raises:
         ValueError: they are not `modules - 1` layers in order, or the model cannot be cut there.
     """
-    found = [graph.after(layer) for layer in layers]
-    if len(found) != modules - 1 or found != sorted(set(found)):
+    numbers = [graph.after(layer) for layer in layers]
+    if len(numbers) != modules - 1 or numbers != sorted(set(numbers)):
         raise ValueError(
             "`cuts` must be the names of `modules - 1` layers, one for each module but the last, "
             f"in the order in which they run. Received: modules={modules}, cuts={list(layers)}"
         )
-    return found
+    return numbers
 
 
 def network(graph: Graph, cuts: Sequence[int], module: int) -> Network:

@@ -145,13 +145,13 @@ class Synthesizers:
                         "`synthetic_inputs` needs floating tensors at the cuts: whole numbers "
                         f"cannot be predicted. Received: {spec.dtype.name} at cut {module - 1}"
                     )
-            given: Any = plan.synthetic_inputs
-            if given is True:
-                given = Synthesizer().for_inputs
-            elif isinstance(given, Synthesizer):
-                given = given.for_inputs
+            inputs: Any = plan.synthetic_inputs
+            if inputs is True:
+                inputs = Synthesizer().for_inputs
+            elif isinstance(inputs, Synthesizer):
+                inputs = inputs.for_inputs
             seen = [tf.TensorSpec(t.shape, t.dtype) for t in graph.model.inputs]
-            self.inputs = _made(given, seen, self.received, module - 1, modules, "before")
+            self.inputs = _made(inputs, seen, self.received, module - 1, modules, "before")
 
     def check_labels(self, y: Any) -> None:
         """Raise a ValueError for targets that conditioned synthesizers cannot see."""
@@ -184,13 +184,13 @@ def _check_sent(network: Network) -> None:
     """
     if not network.sends:
         return
-    given = [
+    inputs = [
         keras.KerasTensor((tensor.shape[0] or _ROWS, *tensor.shape[1:]), tensor.dtype)
         for tensor in network.model.inputs
     ]
-    found = keras.tree.flatten(network.model.compute_output_spec(given))
-    for tensor, spec in zip(network.model.outputs, found, strict=True):
-        shape, rows = tuple(spec.shape), given[0].shape[0]
+    outputs = keras.tree.flatten(network.model.compute_output_spec(inputs))
+    for tensor, spec in zip(network.model.outputs, outputs, strict=True):
+        shape, rows = tuple(spec.shape), inputs[0].shape[0]
         if shape[:1] != (rows,) or None in shape[1:]:
             raise ValueError(
                 "Tensors that cross a cut must have a row of known size per example with "
@@ -263,7 +263,7 @@ def _described(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | Synthesizer):
         return value
     if isinstance(value, list | tuple):
-        return [_described(one) for one in value]
+        return [_described(element) for element in value]
     if isinstance(value, keras.optimizers.Optimizer):
         return type(value).__name__
     return f"a {'model' if isinstance(value, keras.Model) else 'function'}"

@@ -104,12 +104,12 @@ class Layout:
 
     def read(self, window: Window, rank: int, at: int, rows: int) -> Arrays:
         """Return the tensors of a message."""
-        found = []
+        arrays = []
         for begin, spec in zip(self.begins, self.specs, strict=True):
             shape = (rows, *spec.shape[1:])
             raw = window.get(rank, at + begin, math.prod(shape) * spec.dtype.size)
-            found.append(raw.view(spec.dtype.as_numpy_dtype).reshape(shape))
-        return found
+            arrays.append(raw.view(spec.dtype.as_numpy_dtype).reshape(shape))
+        return arrays
 
 
 class Mailboxes:
@@ -242,7 +242,7 @@ class Above:
             through: the number of a batch whose gradient must be among these, or before them; the
                 call waits for it. With -1 it does not wait.
         """
-        found: list[Gradient] = []
+        messages: list[Gradient] = []
         while self._drained < self._sent:
             if not self._has_come():
                 if self._drained > through:
@@ -250,10 +250,10 @@ class Above:
                 self._boxes.wait(self._has_come, self._peer, "send a gradient")
             at, header = self._cut.gradient(self._drained)
             record = self._boxes.control.read(self._me, header)
-            found.append(self._read(at, *map(int, record[1:4])))
+            messages.append(self._read(at, *map(int, record[1:4])))
             self._drained += 1
             self._boxes.control.write(self._me, _DRAINED, [self._drained])
-        return found
+        return messages
 
     def _read(self, at: int, rows: int, is_there: int, length: int) -> Gradient:
         boxes, layout = self._boxes, self._cut.gradients
@@ -289,7 +289,7 @@ class Below:
             last: the last batch whose activations are wanted.
             meanwhile: is called again and again while it waits.
         """
-        found: list[Activation] = []
+        messages: list[Activation] = []
         boxes, peer = self._boxes, self._peer
         while self._taken <= last:
             if not self._has_come():
@@ -299,10 +299,12 @@ class Below:
             at, header = self._cut.activation(self._taken)
             record = boxes.control.read(peer, header)
             tensors = self._cut.activations.read(boxes.data, peer, at, int(record[1]))
-            found.append(Activation(self._taken, tensors, float(record[2:3].view(np.float64)[0])))
+            messages.append(
+                Activation(self._taken, tensors, float(record[2:3].view(np.float64)[0]))
+            )
             self._taken += 1
             boxes.control.write(peer, _TAKEN, [self._taken])
-        return found
+        return messages
 
     def send(
         self,

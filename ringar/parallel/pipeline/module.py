@@ -176,11 +176,11 @@ class Module:
             variables = self.variables
             sources = [*variables, *part.received]
             gradients = part.tape.gradient(part.outputs, sources, output_gradients=upstream)
-            own, back = gradients[: len(variables)], gradients[len(variables) :]
+            of_variables, back = gradients[: len(variables)], gradients[len(variables) :]
             if self._previous is not None:
                 gradients = [*self._shrunk(part.received, back), self.report]
                 self._messages.send(gradients, self._previous, "backward")
-        return list(own)
+        return list(of_variables)
 
     def _upstream(self, part: _InFlight) -> list[tf.Tensor] | None:
         """Return the gradients of a part's outputs; None in the last module, which has the loss."""
@@ -208,8 +208,8 @@ class Module:
                 self._metrics.score(outputs, targets, penalty)
             return outputs
         losses = self.network.model.losses
-        own = tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else 0.0
-        return [*keras.tree.flatten(outputs), penalty + own]
+        loss_sum = tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else 0.0
+        return [*keras.tree.flatten(outputs), penalty + loss_sum]
 
     def _arguments(self, batch: Batch, received: list[tf.Tensor]) -> tuple[Any, ...]:
         read = [batch.inputs[i] for i in self.network.reads]
@@ -255,7 +255,7 @@ def _sum(gradients: list[list[Any]]) -> list[Any]:
     """Return the sum of the parts' gradients; None where there is none."""
 
     def total(parts: tuple[Any, ...]) -> Any:
-        given = [tf.convert_to_tensor(part) for part in parts if part is not None]
-        return tf.add_n(given) if given else None
+        terms = [tf.convert_to_tensor(part) for part in parts if part is not None]
+        return tf.add_n(terms) if terms else None
 
     return [total(parts) for parts in zip(*gradients, strict=True)]

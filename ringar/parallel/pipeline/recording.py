@@ -113,11 +113,11 @@ class ReplayedAbove:
 
     def gradients(self, through: int) -> list[Gradient]:
         """Return the gradients that the module had taken by now, of batches that it has sent."""
-        found: list[Gradient] = []
+        messages: list[Gradient] = []
         while self._in_flight and self._left and self._left[-1][0] <= self._replayed.step:
-            found.append(self._left.pop()[1])
+            messages.append(self._left.pop()[1])
             self._in_flight -= 1
-        return found
+        return messages
 
 
 class ReplayedBelow:
@@ -130,10 +130,10 @@ class ReplayedBelow:
         self, through: int, last: int, meanwhile: Callable[[], object] | None = None
     ) -> list[Activation]:
         """Return the activations that the module had taken by now."""
-        found: list[Activation] = []
+        messages: list[Activation] = []
         while self._left and self._left[-1][0] <= self._replayed.step:
-            found.append(self._left.pop()[1])
-        return found
+            messages.append(self._left.pop()[1])
+        return messages
 
     def send(
         self,

@@ -73,8 +73,8 @@ class Plain:
             ranks: the ranks of the model group.
         """
         model = self.make()
-        own = layer_weights(network.layers)
-        for state in allgather_object(own, name="weights of modules", process_set=ranks):
+        weights = layer_weights(network.layers)
+        for state in allgather_object(weights, name="weights of modules", process_set=ranks):
             set_layer_weights(model, state)
         return model
 
@@ -107,8 +107,8 @@ def gather_optimizer(
         ranks: the ranks of the model group.
     """
     model.optimizer.build(model.trainable_variables)
-    own = optimizer_state(optimizer, network)
-    states = allgather_object(own, name="optimizers of modules", process_set=ranks)
+    state_here = optimizer_state(optimizer, network)
+    states = allgather_object(state_here, name="optimizers of modules", process_set=ranks)
     if None in states or optimizer_state(model.optimizer, model) is None:
         _warn(optimizer)
         return

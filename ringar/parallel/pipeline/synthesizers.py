@@ -89,10 +89,10 @@ class Synthesizer:
         return self._build(inputs, outputs, "glorot_uniform")
 
     def _build(self, inputs: Specs, outputs: Specs, last: str) -> keras.Model:
-        given = _inputs(inputs)
-        seen = [keras.ops.cast(tensor, "float32") for tensor in given]
+        tensors = _inputs(inputs)
+        seen = [keras.ops.cast(tensor, "float32") for tensor in tensors]
         predicted = [self._branch(seen, tuple(spec.shape), last) for spec in outputs]
-        return keras.Model(given, predicted, name="synthesizer")
+        return keras.Model(tensors, predicted, name="synthesizer")
 
     def _branch(self, seen: list[Any], shape: tuple[int | None, ...], last: str) -> Any:
         """Return the prediction of one tensor."""
@@ -149,25 +149,25 @@ class Labels:
         """
         if isinstance(y, dict) and set(y) == set(self._names):
             y = [y[name] for name in self._names]  # which `flatten` would sort
-        given = keras.tree.flatten(y)
-        if len(given) != len(self.specs) or any(one is None for one in given):
+        labels = keras.tree.flatten(y)
+        if len(labels) != len(self.specs) or any(label is None for label in labels):
             raise ValueError(
                 f"`y` must have labels for all {len(self.specs)} outputs, since conditioned "
-                f"synthesizers see them. Received: {len(given)}"
+                f"synthesizers see them. Received: {len(labels)}"
             )
-        return [self._seen(*pair) for pair in zip(given, self.specs, strict=True)]
+        return [self._seen(*pair) for pair in zip(labels, self.specs, strict=True)]
 
     def _seen(self, labels: Any, spec: tf.TensorSpec) -> tf.Tensor:
         labels = tf.convert_to_tensor(labels)
         dims = tuple(spec.shape[1:])
-        own = tuple(labels.shape[1:])
-        if own == dims:
+        shape = tuple(labels.shape[1:])
+        if shape == dims:
             return tf.cast(labels, tf.float32)
-        if math.prod(own) == math.prod(dims):
+        if math.prod(shape) == math.prod(dims):
             return tf.cast(tf.reshape(labels, [-1, *dims]), tf.float32)
-        if math.prod(own) == math.prod(dims[:-1]):
-            whole = tf.cast(tf.reshape(labels, [-1, *dims[:-1]]), tf.int32)
-            return tf.one_hot(whole, dims[-1])
+        if math.prod(shape) == math.prod(dims[:-1]):
+            classes = tf.cast(tf.reshape(labels, [-1, *dims[:-1]]), tf.int32)
+            return tf.one_hot(classes, dims[-1])
         raise ValueError(
             f"`y` must have the shape {('batch', *dims)} of the output, or {('batch', *dims[:-1])} "
             f"with classes, since conditioned synthesizers see it. Received: {labels.shape}"
@@ -255,19 +255,19 @@ def fitting(model: Any, inputs: Specs, outputs: Specs, what: str) -> keras.Model
     if not isinstance(model, keras.Model):
         raise ValueError(f"The synthesizer {what} must be a Keras model. Received: {model!r}")
     if not hasattr(model, "inputs"):  # a subclass, or a Sequential that is not built
-        given = _inputs(inputs)
-        found = model(given[0] if len(given) == 1 else given)
-        model = keras.Model(given, keras.tree.flatten(found), name=model.name)
+        tensors = _inputs(inputs)
+        found = model(tensors[0] if len(tensors) == 1 else tensors)
+        model = keras.Model(tensors, keras.tree.flatten(found), name=model.name)
     for kind, found, wanted in (
         ("input", model.inputs, inputs), ("output", model.outputs, outputs),
     ):  # fmt: skip
-        mine = [tuple(tensor.shape[1:]) for tensor in found or ()]
-        its = [tuple(spec.shape[1:]) for spec in wanted]
-        if len(mine) != len(its) or not all(map(_fits, mine, its)):
+        shapes_here = [tuple(tensor.shape[1:]) for tensor in found or ()]
+        shapes = [tuple(spec.shape[1:]) for spec in wanted]
+        if len(shapes_here) != len(shapes) or not all(map(_fits, shapes_here, shapes)):
             raise ValueError(
                 f"The synthesizer {what} must have {kind}s of shape "
-                f"{', '.join(_text(shape) for shape in its)}. Received: {model.name} with "
-                f"{', '.join(_text(shape) for shape in mine) or 'none'}"
+                f"{', '.join(_text(shape) for shape in shapes)}. Received: {model.name} with "
+                f"{', '.join(_text(shape) for shape in shapes_here) or 'none'}"
             )
     return model
 
@@ -278,8 +278,8 @@ def copy_of(optimizer: str | keras.optimizers.Optimizer) -> keras.optimizers.Opt
 
 
 def _fits(mine: tuple[int | None, ...], its: tuple[int | None, ...]) -> bool:
-    same = (a == b or a is None for a, b in zip(mine, its, strict=False))
-    return len(mine) == len(its) and all(same)
+    pairs_fit = (a == b or a is None for a, b in zip(mine, its, strict=False))
+    return len(mine) == len(its) and all(pairs_fit)
 
 
 def _text(shape: tuple[int | None, ...]) -> str:
@@ -301,16 +301,16 @@ def _joined(tensors: list[Any]) -> Any:
 def _as_maps(seen: list[Any], plane: tuple[int | None, ...]) -> Any:
     """Return all tensors as channels of one map; those of another plane by their means."""
     maps = [t for t in seen if t.shape[1:-1] == plane and len(t.shape) == len(plane) + 2]
-    found = []
+    images = []
     for tensor in seen:
-        if any(tensor is one for one in maps):
-            found.append(tensor)
+        if any(tensor is image for image in maps):
+            images.append(tensor)
             continue
         if len(tensor.shape) > 2:
             tensor = keras.ops.mean(tensor, axis=tuple(range(1, len(tensor.shape) - 1)))
         flat = keras.ops.reshape(tensor, (-1, *[1] * len(plane), tensor.shape[-1]))
-        found.append(keras.ops.zeros_like(maps[0][..., :1]) + flat)
-    return _joined(found)
+        images.append(keras.ops.zeros_like(maps[0][..., :1]) + flat)
+    return _joined(images)
 
 
 def _known(dims: Sequence[int | None]) -> list[int]:

@@ -133,8 +133,8 @@ class SyntheticModule(Module):
 
     def record(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Begin a log of the messages, with no batch in flight."""
-        found = [_values(held) for held in self._state(optimizer)]
-        self.log, self._rate = Log(self._forward_count, found), Rate(optimizer)
+        values = [_values(held) for held in self._state(optimizer)]
+        self.log, self._rate = Log(self._forward_count, values), Rate(optimizer)
 
     def replay(self, log: Log, optimizer: keras.optimizers.Optimizer) -> None:
         """Take state and messages from a log from now on, and send none."""
@@ -195,9 +195,9 @@ class SyntheticModule(Module):
 
     def _state(self, optimizer: keras.optimizers.Optimizer) -> list[list[keras.Variable]]:
         """Return the variables that steps change."""
-        predictors = [one for one in (self.gradient, self.inputs) if one is not None]
+        predictors = [holder for holder in (self.gradient, self.inputs) if holder is not None]
         pairs = [(self.network.model, optimizer), *((p.model, p.optimizer) for p in predictors)]
-        return [list(one.variables) for pair in pairs for one in pair]
+        return [list(holder.variables) for pair in pairs for holder in pair]
 
     def _open(self) -> Messages:
         return super()._open() if self._ranks is not None else Messages([])
@@ -239,8 +239,8 @@ class SyntheticModule(Module):
             tape.watch(floats)
             outputs = self._forward(*arguments, training=True)
         targets = [tensor for tensor in outputs if tensor.dtype.is_floating]
-        kept = tape if updates else None
-        return _Pass(self._number, batch.rows, kept, targets, floats), outputs
+        tape_of_updates = tape if updates else None
+        return _Pass(self._number, batch.rows, tape_of_updates, targets, floats), outputs
 
     def _activations(self, batch: Batch) -> list[tf.Tensor]:
         """Return the activations from below, true or predicted ones."""
@@ -367,12 +367,12 @@ class SyntheticModule(Module):
     def _taken(self, through: int, last: int) -> list[list[tf.Tensor]]:
         """Return the activations that have come up to batch `last`; wait for `through`."""
         assert self._below is not None
-        found = self._below.activations(through, last, self._learn_meanwhile)
+        messages = self._below.activations(through, last, self._learn_meanwhile)
         if self.log is not None:
-            self.log.activations += [(self._forward_count, one) for one in found]
-        if found:
-            self._penalty = found[-1].penalty
-        return [[tf.convert_to_tensor(a) for a in activation.tensors] for activation in found]
+            self.log.activations += [(self._forward_count, message) for message in messages]
+        if messages:
+            self._penalty = messages[-1].penalty
+        return [[tf.convert_to_tensor(a) for a in activation.tensors] for activation in messages]
 
 
 def _values(variables: list[keras.Variable]) -> list[np.ndarray]:
@@ -384,5 +384,5 @@ def _gradients(part: _Pass, sources: list[Any], upstream: list[tf.Tensor] | None
     assert part.tape is not None
     if upstream is not None:
         upstream = [*upstream, tf.constant(_OF_PENALTY)]
-    found: list[Any] = part.tape.gradient(part.outputs, sources, output_gradients=upstream)
-    return found
+    gradients: list[Any] = part.tape.gradient(part.outputs, sources, output_gradients=upstream)
+    return gradients

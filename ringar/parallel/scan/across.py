@@ -95,8 +95,8 @@ def scan_across(
     if vector is None:
         vector = tf.zeros(tf.shape(matrices)[1:3], matrices.dtype)
     vector = tf.convert_to_tensor(vector)
-    given = [] if addends is None else [tf.convert_to_tensor(addends)]
-    chain.check(matrices, vector, *given)
+    tensors = [] if addends is None else [tf.convert_to_tensor(addends)]
+    chain.check(matrices, vector, *tensors)
 
     def run(matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor) -> chain.Differentiable:
         vectors = _sweep(
@@ -118,7 +118,7 @@ def scan_across(
 
         return vectors, gradient
 
-    return tf.custom_gradient(run)(matrices, vector, *given)
+    return tf.custom_gradient(run)(matrices, vector, *tensors)
 
 
 def _sweep(
@@ -138,10 +138,10 @@ def _sweep(
         vectors = chain.run(matrices, vector, addends, adjoint, options)
         exchange(Element(vectors[0 if adjoint else -1]), vector, line)
         return vectors
-    own = None
+    element = None
     if line.index + 1 < line.size:
-        own = reduce_shard(matrices, entering, addends, adjoint, options.threads)
-    vector = exchange(own, vector, line)
+        element = reduce_shard(matrices, entering, addends, adjoint, options.threads)
+    vector = exchange(element, vector, line)
     if entering is not None:
         vector += entering
     return chain.run(matrices, vector, addends, adjoint, options)
@@ -163,8 +163,8 @@ def reduce_shard(
         adjoint: as for the scan.
         threads: the number of threads.
     """
-    whole = chain.Options(chain.WHOLE, threads)
-    product, addend = chain.reduce_chain(matrices, addends, adjoint=adjoint, options=whole)
+    options = chain.Options(chain.WHOLE, threads)
+    product, addend = chain.reduce_chain(matrices, addends, adjoint=adjoint, options=options)
     matrix = product if adjoint else tf.linalg.matrix_transpose(product)
     return Element(addend if entering is None else apply(entering, matrix) + addend, matrix)
 

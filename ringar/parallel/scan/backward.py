@@ -115,9 +115,9 @@ class Scan:
         if ranks:
             by_stage = ranks.gather(route, by_stage)
         gradients: dict[int, Any] = {}
-        for number, its in by_stage.items():
+        for number, gradients_of_stage in by_stage.items():
             weights = self.chain.stages[number].layer.trainable_weights
-            for weight, one in zip(weights, its, strict=True):
+            for weight, one in zip(weights, gradients_of_stage, strict=True):
                 gradients[id(weight)] = add(gradients.get(id(weight)), one)
         return gradients
 
@@ -129,25 +129,25 @@ class Scan:
         if not share.positions:
             return {}
         numbers = route.used[share.positions.start : share.positions.stop]
-        wanted = sorted(set(route.wanted.values()) & set(share.positions))
-        places = [position - share.positions.start for position in wanted]
+        positions = sorted(set(route.wanted.values()) & set(share.positions))
+        places = [position - share.positions.start for position in positions]
         work = _Work(self.chain, numbers, places, share.has_successor, self.levels)
         inputs = [last, *(forward.records[number] for number in numbers)]
-        dtypes = [last.dtype] * len(wanted)
+        dtypes = [last.dtype] * len(positions)
         if share.is_first:
-            found = numpy_call(work.scan, inputs, dtypes + [last.dtype] * share.has_successor)
+            vectors = numpy_call(work.scan, inputs, dtypes + [last.dtype] * share.has_successor)
             if ranks and share.has_successor:
-                ranks.exchange([found.pop()], route, share, last)
+                ranks.exchange([vectors.pop()], route, share, last)
         else:
             assert ranks is not None
             # Stateful ops of a function run in program order: a rank computes its own part before
             # it waits for a message, and `begin` runs before `sweep`.
-            own = numpy_call(
+            product = numpy_call(
                 work.begin, inputs, [last.dtype, tf.int32, tf.int32] * share.has_successor
             )
-            vector = ranks.exchange(own, route, share, last)
-            found = numpy_call(work.sweep, [vector], dtypes)
-        return dict(zip(wanted, found, strict=True))
+            vector = ranks.exchange(product, route, share, last)
+            vectors = numpy_call(work.sweep, [vector], dtypes)
+        return dict(zip(positions, vectors, strict=True))
 
 
 @dataclasses.dataclass
@@ -176,8 +176,8 @@ class _Work:
         vector = np.ascontiguousarray(last).reshape(len(last), -1)
         # No gradient contains the Jacobian before the first weights.
         prefixes = tree.scan([vector, *elements, None], compose, levels, pool().map)
-        found = [prefixes[place + 1] for place in self.places]
-        return [*found, prefixes[-1]] if self.has_successor else found
+        vectors = [prefixes[place + 1] for place in self.places]
+        return [*vectors, prefixes[-1]] if self.has_successor else vectors
 
     def begin(self, last: np.ndarray, *records: np.ndarray) -> list[np.ndarray]:
         """Reduce the span to one matrix, before a vector enters it; return the matrix, packed."""
@@ -186,9 +186,9 @@ class _Work:
             steps = tree.plan(len(elements) + 1, levels)
             self.pending = steps, tree.reduce([*elements, None], steps, compose, pool().map)
             return []
-        steps, whole = tree.plan(len(elements), levels), tree.plan(len(elements), whole=True)
-        below = dataclasses.replace(whole, up=whole.up[: steps.levels])
-        above = dataclasses.replace(whole, up=whole.up[steps.levels :])
+        steps, full = tree.plan(len(elements), levels), tree.plan(len(elements), whole=True)
+        below = dataclasses.replace(full, up=full.up[: steps.levels])
+        above = dataclasses.replace(full, up=full.up[steps.levels :])
         products = tree.reduce(elements, below, compose, pool().map)
         self.pending = steps, products
         return pack(tree.reduce(products, above, compose, pool().map)[-1])
@@ -203,9 +203,9 @@ class _Work:
     def _elements(
         self, last: np.ndarray, records: Sequence[np.ndarray]
     ) -> tuple[list[Element], int]:
-        made = pool().map(lambda i, record: self.chain.stages[i].element(record),
+        results = pool().map(lambda i, record: self.chain.stages[i].element(record),
                           self.numbers, records)  # fmt: skip
-        elements = list(made)
+        elements = list(results)
         return elements, self.levels(elements, len(last)) if elements else 0
 
 

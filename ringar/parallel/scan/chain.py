@@ -154,8 +154,8 @@ def _scan(
 
         return vectors, gradient
 
-    given = () if addends is None else (addends,)
-    return tf.custom_gradient(differentiable)(matrices, vector, *given)
+    tensors = () if addends is None else (addends,)
+    return tf.custom_gradient(differentiable)(matrices, vector, *tensors)
 
 
 def gradients(
@@ -183,8 +183,8 @@ def _gradient_of_op(op: tf.Operation, upstream: tf.Tensor) -> list[tf.Tensor | N
     text = op.get_attr("options").decode()
     read = dict(word.split("=") for word in text.split())
     options = Options(int(read["levels"]), int(read["threads"]))
-    found = gradients(op.inputs[0], op.outputs[0], upstream, read["adjoint"] == "1", options)
-    return [*found[:2], found[2] if read["adds"] == "1" else None]
+    derivatives = gradients(op.inputs[0], op.outputs[0], upstream, read["adjoint"] == "1", options)
+    return [*derivatives[:2], derivatives[2] if read["adds"] == "1" else None]
 
 
 def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
@@ -202,17 +202,17 @@ def levels_of(levels: Any) -> int:
 
 def check(matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None = None) -> None:
     """Raise for dtypes and shapes that `scan` cannot use."""
-    given = {"matrices": matrices, "vector": vector}
+    tensors = {"matrices": matrices, "vector": vector}
     if addends is not None:
-        given["addends"] = addends
-    for name, tensor in given.items():
+        tensors["addends"] = addends
+    for name, tensor in tensors.items():
         if tensor.dtype not in computation.DTYPES or tensor.dtype != matrices.dtype:
             raise TypeError(
                 "scan: `matrices`, `vector` and `addends` must be of one dtype, float32 or "
                 f"float64. Received: {name} of {tensor.dtype.name}, matrices of "
                 f"{matrices.dtype.name}"
             )
-    for name, tensor in given.items():
+    for name, tensor in tensors.items():
         if tensor.shape.rank is None:
             raise ValueError(f"scan: `{name}` must have a known number of dimensions.")
     if matrices.shape.rank != 4 or not matrices.shape[2:3].is_compatible_with(matrices.shape[3:4]):
@@ -221,8 +221,8 @@ def check(matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None = No
             f"Received: {matrices.shape}"
         )
     for name, expected in (("vector", matrices.shape[1:3]), ("addends", matrices.shape[:3])):
-        if name in given and not given[name].shape.is_compatible_with(expected):
+        if name in tensors and not tensors[name].shape.is_compatible_with(expected):
             raise ValueError(
                 f"scan: `{name}` must have the shape {expected}, as the matrices of shape "
-                f"{matrices.shape} have it. Received: {given[name].shape}"
+                f"{matrices.shape} have it. Received: {tensors[name].shape}"
             )

@@ -83,11 +83,11 @@ def weight_gradients(sequence: Sequence, sums: tf.Tensor) -> list[tf.Tensor]:
         sequence: the call of any chunk.
         sums: what `backward` has returned for the last one, which has the first steps.
     """
-    given = sequence.given()
+    tensors = sequence.given()
     biases = [recurrent.or_absent(b, sums.dtype) for b in (sequence.bias, sequence.recurrent_bias)]
     results = computation.compute(
         f"{sequence.cell.name}_weights",
         [sums, sequence.kernel, sequence.recurrent_kernel, biases[0]],
-        [tf.TensorSpec(tensor.shape, sums.dtype) for tensor in (*given[2:4], *biases)],
+        [tf.TensorSpec(tensor.shape, sums.dtype) for tensor in (*tensors[2:4], *biases)],
     )
-    return results[: len(given) - 2]
+    return results[: len(tensors) - 2]

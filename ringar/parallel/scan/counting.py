@@ -150,7 +150,7 @@ class Counter:
 
 def critical_path(rounds: Iterable[Round], workers: int | None = None) -> float:
     """Return the number of operations that must run one after the other."""
-    return sum(one.time(workers) for one in rounds)
+    return sum(round_.time(workers) for round_ in rounds)
 
 
 def choose(counter: Counter, workers: int | None = None) -> int:

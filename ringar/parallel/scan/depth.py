@@ -173,8 +173,8 @@ class Depth:
             return Part(recv(specs, source, name=name, process_set=self._ranks), stages)
 
         stages = () if share.is_first else self._stages(route, share.positions)
-        own = Part(arrays, stages) if share.has_successor else None
-        incoming = doubling.before(own, share.line, receive, "scan_depth")
+        part = Part(arrays, stages) if share.has_successor else None
+        incoming = doubling.before(part, share.line, receive, "scan_depth")
         return None if incoming is None else incoming.arrays[0]
 
     def gather(self, route: Route, gradients: dict[int, list[Any]]) -> dict[int, list[Any]]:
@@ -183,20 +183,22 @@ class Depth:
             number: self._chain.stages[number].layer.trainable_weights
             for number in sorted(route.wanted)
         }
-        (dtype,) = {weight.dtype for its in weights.values() for weight in its}
+        (dtype,) = {weight.dtype for of_stage in weights.values() for weight in of_stage}
         # The ranks are in the order of the stages.
-        own = [
-            tf.zeros([math.prod(weight.shape)], dtype) if one is None else tf.reshape(one, [-1])
+        vectors = [
+            tf.zeros([math.prod(weight.shape)], dtype)
+            if gradient is None
+            else tf.reshape(gradient, [-1])
             for number in sorted(gradients)
-            for one, weight in zip(gradients[number], weights[number], strict=True)
+            for gradient, weight in zip(gradients[number], weights[number], strict=True)
         ]
-        flat = tf.concat(own, 0) if own else tf.zeros([0], dtype)
+        flat = tf.concat(vectors, 0) if vectors else tf.zeros([0], dtype)
         everyone = allgather(flat, name="scan_depth/gradients", process_set=self._ranks)
-        shapes = [tuple(weight.shape) for its in weights.values() for weight in its]
+        shapes = [tuple(weight.shape) for of_stage in weights.values() for weight in of_stage]
         parts = iter(tf.split(everyone, [math.prod(shape) for shape in shapes]))
         return {
-            number: [tf.reshape(next(parts), weight.shape) for weight in its]
-            for number, its in weights.items()
+            number: [tf.reshape(next(parts), weight.shape) for weight in of_stage]
+            for number, of_stage in weights.items()
         }
 
     def check(self, inputs: tf.Tensor, masks: Sequence[tf.Tensor]) -> None:
@@ -205,9 +207,9 @@ class Depth:
         Raises:
             ValueError: on all ranks, if they differ; in a graph TensorFlow's InvalidArgumentError.
         """
-        (own,) = numpy_call(self._digests, [inputs, *masks], [tf.int64])
-        own.set_shape([1, len(_SAME)])
-        everyone = allgather(own, name="scan_depth/same", process_set=self._ranks)
+        (digests,) = numpy_call(self._digests, [inputs, *masks], [tf.int64])
+        digests.set_shape([1, len(_SAME)])
+        everyone = allgather(digests, name="scan_depth/same", process_set=self._ranks)
         numpy_call(self._compare, [everyone], [])
 
     def _digests(self, inputs: np.ndarray, *masks: np.ndarray) -> list[np.ndarray]:
@@ -225,8 +227,8 @@ class Depth:
         for digests, (what, remedy) in zip(everyone.T, _SAME, strict=True):
             if (digests != digests[0]).any():
                 each = ", ".join(
-                    f"{its:08x} (rank {rank})"
-                    for its, rank in zip(digests, self._ranks.ranks, strict=True)
+                    f"{value:08x} (rank {rank})"
+                    for value, rank in zip(digests, self._ranks.ranks, strict=True)
                 )
                 raise MismatchError(
                     f"The ranks of `process_set` must have the same {what}, since they train one "
@@ -259,9 +261,9 @@ def numpy_call(
     function: Callable[..., Any], inputs: Sequence[Any], dtypes: Sequence[Any]
 ) -> list[Any]:
     """Call `tf.numpy_function` with a function that returns a list of any length."""
-    found = tf.numpy_function(function, list(inputs), list(dtypes))
+    outputs = tf.numpy_function(function, list(inputs), list(dtypes))
     # Without outputs a graph returns the operation; with one output eager code returns no list.
-    return tf.nest.flatten(found) if dtypes else []
+    return tf.nest.flatten(outputs) if dtypes else []
 
 
 def _shape(stages: Sequence[Stage]) -> tuple[int, int]:

@@ -66,10 +66,10 @@ def diagonal(derivative: np.ndarray) -> csr_array:
         The diagonal matrix for the whole batch; derivatives that are zero are left out.
     """
     flat = np.ascontiguousarray(derivative).reshape(-1)
-    kept = np.flatnonzero(flat)
+    places = np.flatnonzero(flat)
     indptr = np.zeros(flat.size + 1, np.int64)
     np.cumsum(flat != 0, out=indptr[1:])
-    return csr(flat[kept], kept, indptr, (flat.size, flat.size))
+    return csr(flat[places], places, indptr, (flat.size, flat.size))
 
 
 def activation(name: str, outputs: np.ndarray) -> csr_array:

@@ -108,18 +108,18 @@ def states(sequence: Sequence, options: Options) -> tuple[tf.Tensor, tf.Tensor]:
     def run(
         *given: tf.Tensor,
     ) -> tuple[tuple[tf.Tensor, ...], Callable[..., list[tf.Tensor | None]]]:
-        own = sequence.of(*given)
-        saved = forward(own, options.threads)
+        sequence_here = sequence.of(*given)
+        saved = forward(sequence_here, options.threads)
 
         def gradient(d_states: tf.Tensor, *d_rest: tf.Tensor) -> list[tf.Tensor | None]:
             d_last = None
             if d_rest:  # the upstream gradient of the last h is in `d_states`
                 d_last = tf.concat([tf.zeros_like(d_states[:, -1]), *d_rest], axis=1)
-            return backward(own, saved, d_states, d_last, options, with_inputs)
+            return backward(sequence_here, saved, d_states, d_last, options, with_inputs)
 
-        if own.cell.vectors == 1:
+        if sequence_here.cell.vectors == 1:
             return (saved[0],), gradient
-        return (saved[0], final_state(own.cell, saved)[:, saved[0].shape[2] :]), gradient
+        return (saved[0], final_state(sequence_here.cell, saved)[:, saved[0].shape[2] :]), gradient
 
     h, *rest = tf.custom_gradient(run)(*sequence.given())
     return h, tf.concat([h[:, -1], *rest], axis=1)
@@ -133,13 +133,13 @@ def last_state(sequence: Sequence, options: Options) -> tf.Tensor:
     with_inputs = needs_input_gradient(sequence)
 
     def run(*given: tf.Tensor) -> Differentiable:
-        own = sequence.of(*given)
-        saved = forward(own, options.threads)
+        sequence_here = sequence.of(*given)
+        saved = forward(sequence_here, options.threads)
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor | None]:
-            return backward(own, saved, None, upstream, options, with_inputs)
+            return backward(sequence_here, saved, None, upstream, options, with_inputs)
 
-        return final_state(own.cell, saved), gradient
+        return final_state(sequence_here.cell, saved), gradient
 
     return tf.custom_gradient(run)(*sequence.given())
 
@@ -180,10 +180,10 @@ def forward(sequence: Sequence, threads: int, packed: tf.Tensor | None = None) -
 
 def final_state(cell: Cell, saved: list[tf.Tensor]) -> tf.Tensor:
     """Return the state after the last step, (batch, vectors * units), given `forward`'s result."""
-    h, *kept = saved
+    h, *cells = saved
     if cell.vectors == 1:
         return h[:, -1]
-    return tf.concat([h[:, -1], kept[0][:, -1, -h.shape[2] :]], axis=1)
+    return tf.concat([h[:, -1], cells[0][:, -1, -h.shape[2] :]], axis=1)
 
 
 def backward(
@@ -206,9 +206,9 @@ def backward(
             None in eager code. In a function it is then computed, if it is used after all, by the
             whole way back once more: what nothing reads is not run.
     """
-    given, dtype = sequence.given(), saved[0].dtype
+    tensors, dtype = sequence.given(), saved[0].dtype
     biases = [or_absent(b, dtype) for b in (sequence.bias, sequence.recurrent_bias)]
-    rest = [tf.TensorSpec(tensor.shape, dtype) for tensor in (*given[1:4], *biases)]
+    rest = [tf.TensorSpec(tensor.shape, dtype) for tensor in (*tensors[1:4], *biases)]
     upstream = [or_absent(d, dtype) for d in (d_states, d_last)]
 
     def run(with_inputs: bool) -> list[tf.Tensor]:
@@ -224,7 +224,7 @@ def backward(
     results: list[tf.Tensor | None] = [*run(with_inputs)]
     if not with_inputs:
         results[0] = None if tf.executing_eagerly() else run(True)[0]
-    return results[: len(given)]
+    return results[: len(tensors)]
 
 
 def jacobians(sequence: Sequence, saved: list[tf.Tensor], threads: int) -> tf.Tensor:

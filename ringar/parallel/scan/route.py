@@ -36,7 +36,7 @@ class Route:
             number for number in reversed(range(min(trained, default=len(stages)) + 1, len(stages)))
             if not stages[number].is_identity
         ]  # fmt: skip
-        return cls(used, {number: sum(other > number for other in used) for number in trained})
+        return cls(used, {number: sum(later > number for later in used) for number in trained})
 
     @property
     def positions(self) -> int:

@@ -29,28 +29,28 @@ from ringar.parallel.scan.recurrent import Sequence
 
 def states(sequence: Sequence, options: Options, ranks: ProcessSet) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the states after each step of this rank's shard, and the last of them."""
-    own = _run(sequence, options, ranks, last_only=False)
-    return own, own[:, -1]
+    states_here = _run(sequence, options, ranks, last_only=False)
+    return states_here, states_here[:, -1]
 
 
 def last_state(sequence: Sequence, options: Options, ranks: ProcessSet) -> tf.Tensor:
     """Return the state after the last step of the last rank, (batch, units), on all ranks."""
-    own = _run(sequence, options, ranks, last_only=True)
-    return broadcast(own, ranks.ranks[-1], name="sequence/last_state", process_set=ranks)
+    state = _run(sequence, options, ranks, last_only=True)
+    return broadcast(state, ranks.ranks[-1], name="sequence/last_state", process_set=ranks)
 
 
 def _run(sequence: Sequence, options: Options, ranks: ProcessSet, *, last_only: bool) -> tf.Tensor:
     def run(*given: tf.Tensor) -> Differentiable:
-        own = sequence.of(*given)
-        own = dataclasses.replace(own, initial=_state_before(own.initial, ranks))
-        saved = recurrent.forward(own, options.threads)
+        shard = sequence.of(*given)
+        shard = dataclasses.replace(shard, initial=_state_before(shard.initial, ranks))
+        saved = recurrent.forward(shard, options.threads)
         last = saved[0][:, -1]
         if ranks.rank() + 1 < ranks.size():
             send(last, ranks.rank() + 1, name="sequence/state", process_set=ranks)
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
             d_states, d_last = (None, upstream) if last_only else (upstream, upstream[:, -1])
-            gradients = _back(own, saved, d_states, d_last, options, ranks)
+            gradients = _back(shard, saved, d_states, d_last, options, ranks)
             if ranks.rank() > 0:  # the initial state is an argument of rank 0 only
                 gradients[1] = tf.zeros_like(gradients[1])
             return gradients

@@ -150,7 +150,8 @@ class Sequential(keras.Sequential):
             last, *direct = tape.gradient(loss, [forward.outputs, *weights])
             by_scan = scan.backward(forward, last)
             pairs = [
-                (add(one, by_scan.get(id(w))), w) for one, w in zip(direct, weights, strict=True)
+                (add(gradient, by_scan.get(id(w))), w)
+                for gradient, w in zip(direct, weights, strict=True)
             ]
             self.optimizer.apply_gradients(pairs)
         else:
@@ -184,14 +185,14 @@ class Sequential(keras.Sequential):
 
     def _scan_of(self) -> Scan:
         """Return the scan over the current layers, made again after a change."""
-        made = getattr(self, "_scan", None)
+        scan = getattr(self, "_scan", None)
         ranks = self.process_set
-        if made is None or made.functional is not self._functional or made.ranks is not ranks:
+        if scan is None or scan.functional is not self._functional or scan.ranks is not ranks:
             chain = stages.Chain.of(self.layers, self.input_shape[1:])
-            made = Scan(chain, self._functional, self._levels_for, ranks)
+            scan = Scan(chain, self._functional, self._levels_for, ranks)
             # Keras must not track the scan as a layer or state of the model.
-            object.__setattr__(self, "_scan", made)
-        return made
+            object.__setattr__(self, "_scan", scan)
+        return scan
 
     def _levels_for(self, elements: list[Element], rows: int) -> int:
         if self.chosen_levels is None:

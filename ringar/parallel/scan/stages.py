@@ -250,8 +250,8 @@ def _name(function: Callable[[tf.Tensor], tf.Tensor]) -> str | None:
     """Return the name of a supported activation, or None."""
     if isinstance(function, layers.ReLU):
         plain = (None, 0, 0)
-        its = (function.max_value, function.negative_slope, function.threshold)
-        return "relu" if its == plain else None
+        values = (function.max_value, function.negative_slope, function.threshold)
+        return "relu" if values == plain else None
     for name in jacobians.FROM_OUTPUT:
         if function is getattr(keras.activations, name):
             return name

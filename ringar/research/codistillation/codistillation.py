@@ -117,7 +117,7 @@ def Codistillation(  # a name of the family, for a function that returns an obje
     group = place.rank() // ranks_per_group
     teachers = None
     if groups > 1 and alpha > 0:
-        roots = [one.ranks[0] for one in sets]
+        roots = [process_set.ranks[0] for process_set in sets]
         teachers = Teachers(model, roots, group, burn_in, exchange_period)
     settings = _Settings(sets[group], group, alpha, distances.make(distance, from_logits), teachers)
     # Bypass Keras' __setattr__, which tracks attributes.
@@ -209,9 +209,9 @@ def _distances(settings: _Settings, teachers: Teachers, x: Any, y_pred: Any) -> 
     of_teachers = teachers.predictions(x, own)
     total = tf.add_n(
         [
-            settings.distance(its, output)
+            settings.distance(teacher, output)
             for outputs in of_teachers
-            for its, output in zip(outputs, own, strict=True)
+            for teacher, output in zip(outputs, own, strict=True)
         ]
     )
     weight = tf.where(teachers.is_ready, settings.alpha / len(of_teachers), 0.0)
@@ -290,8 +290,10 @@ def _check_model(model: keras.Model) -> None:
 
 def _check_files(callbacks: Any, settings: _Settings) -> None:
     """Check that groups write to different places. Collective of all ranks."""
-    given = callbacks if isinstance(callbacks, list | tuple) else []
-    places = [path for c in given if callback_traits.writes(c) for path in callback_traits.paths(c)]
+    listed = callbacks if isinstance(callbacks, list | tuple) else []
+    places = [
+        path for c in listed if callback_traits.writes(c) for path in callback_traits.paths(c)
+    ]
     of_ranks: Sequence[tuple[int, list[str]]] = allgather_object(
         (settings.group, places), name=_FILES.name
     )

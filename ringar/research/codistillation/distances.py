@@ -39,8 +39,8 @@ class KullbackLeibler(keras.losses.Loss):
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Return the divergence of each row, of the teacher's predictions `y_true`."""
-        teacher, own = self._log_probabilities(y_true), self._log_probabilities(y_pred)
-        return tf.reduce_sum(tf.exp(teacher) * (teacher - own), axis=-1)
+        teacher, student = self._log_probabilities(y_true), self._log_probabilities(y_pred)
+        return tf.reduce_sum(tf.exp(teacher) * (teacher - student), axis=-1)
 
     def _log_probabilities(self, predictions: tf.Tensor) -> tf.Tensor:
         if predictions.shape.rank == 1:

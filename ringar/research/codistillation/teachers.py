@@ -83,17 +83,17 @@ class Teachers:
             x: the inputs of the model.
             like: the outputs of the model.
         """
-        others = [copies for copies in self._copies if copies]
+        teachers = [copies for copies in self._copies if copies]
 
         def predict() -> list[tf.Tensor]:
             return [
-                tf.cast(output, its.dtype)
-                for copies in others
-                for output, its in zip(self._predict(copies, x), like, strict=True)
+                tf.cast(output, student.dtype)
+                for copies in teachers
+                for output, student in zip(self._predict(copies, x), like, strict=True)
             ]
 
         with tape_record.stop_recording():
-            flat = tf.cond(self.is_ready, predict, lambda: [*like] * len(others))
+            flat = tf.cond(self.is_ready, predict, lambda: [*like] * len(teachers))
         flat = [tf.stop_gradient(output) for output in flat]
         return [flat[i : i + len(like)] for i in range(0, len(flat), len(like))]
 
@@ -147,17 +147,17 @@ class Teachers:
             self._meet(has_data=False, ends=True)
 
     def _meet(self, has_data: bool = True, ends: bool = False) -> None:
-        own = tf.constant([float(has_data), float(ends)])
-        heard = allreduce(own, Sum, name="codistillation/ranks")
+        flags = tf.constant([float(has_data), float(ends)])
+        heard = allreduce(flags, Sum, name="codistillation/ranks")
         have_all_data = heard[0] > place.size() - 0.5
         act_if(have_all_data, self._copy)
         self._is_closed.assign(~have_all_data)
         self._has_ended.assign(heard[1] > 0.5)
 
     def _copy(self) -> None:
-        own = [tf.convert_to_tensor(variable) for variable in self._copied]
+        tensors = [tf.convert_to_tensor(variable) for variable in self._copied]
         for number, (root, copies) in enumerate(zip(self._roots, self._copies, strict=True)):
-            values = grouped_broadcast(own, root, name=f"codistillation/weights_{number}")
+            values = grouped_broadcast(tensors, root, name=f"codistillation/weights_{number}")
             for copy, value in zip(copies, values, strict=False):  # none of this group
                 copy.assign(value)
         self._is_ready.assign(True)

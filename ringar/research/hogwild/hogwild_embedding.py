@@ -72,9 +72,11 @@ class HogwildEmbedding(keras.layers.Embedding):
             )
         weights = self.embeddings
         rows, _ = tf.unique(tf.reshape(tf.cast(inputs, tf.int64), [-1]))
-        own = tf.gather(weights.value, rows)
-        shared = tf.numpy_function(self._rows, [rows, own], own.dtype)
-        weights.value.scatter_update(tf.IndexedSlices(tf.ensure_shape(shared, own.shape), rows))
+        rows_of_table = tf.gather(weights.value, rows)
+        shared = tf.numpy_function(self._rows, [rows, rows_of_table], rows_of_table.dtype)
+        weights.value.scatter_update(
+            tf.IndexedSlices(tf.ensure_shape(shared, rows_of_table.shape), rows)
+        )
 
     def _rows(self, rows: np.ndarray, own: np.ndarray) -> np.ndarray:
         """Return rows that the ranks share; if they share none yet, this rank's own."""

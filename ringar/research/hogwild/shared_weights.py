@@ -243,12 +243,12 @@ class _Act:
         self._shared = list(shared)
 
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        found = []
+        results = []
         for number, shared in enumerate(self._shared):
             now = shared.update(*arrays[3 * number : 3 * number + 3])
             if not shared.is_table:
-                found.append(now)
-        return found
+                results.append(now)
+        return results
 
 
 def is_table(variable: Any) -> bool:
@@ -311,7 +311,7 @@ def _check_alone(optimizer: Any, variables: Sequence[Any]) -> None:
             "changes of several ranks add up to values beyond it. Use ringar.LocalSGD, or a "
             "ringar.ParameterServer."
         )
-    if any(one.use_ema and one.ema_overwrite_frequency for one in slots.with_nested(optimizer)):
+    if any(part.use_ema and part.ema_overwrite_frequency for part in slots.with_nested(optimizer)):
         raise UnsupportedError(
             "ringar.Hogwild expected ema_overwrite_frequency=None, received a number: ranks would "
             "add their way to the average several times. `use_ema` alone is averaged at the end of "

@@ -70,10 +70,10 @@ class Agreement:
             RankError: another rank has failed; a ValueError, too, if that has raised one.
             MismatchError: the numbers differ by more than rounding.
         """
-        found = self.attempt_together(lambda: float(step()))
+        numbers = self.attempt_together(lambda: float(step()))
         self.settle(where)
         everyone = allgather(
-            np.array([found], np.float64), name=self._call.name, process_set=self._ranks
+            np.array([numbers], np.float64), name=self._call.name, process_set=self._ranks
         )
         if not np.allclose(everyone, everyone[0], rtol=1e-6, atol=1e-12, equal_nan=True):
             received = ", ".join(
@@ -127,12 +127,12 @@ class Agreement:
         A mismatch is the consequence of another rank's error, if there is one.
         """
         error, self._error = self._error, None
-        own = None if error is None else Failure.of(error)
-        is_own = own is not None and not _is_mismatch(own)
-        found = allgather_object(own, name=self._call.name, process_set=self._ranks)
+        report = None if error is None else Failure.of(error)
+        is_own = report is not None and not _is_mismatch(report)
+        of_ranks = allgather_object(report, name=self._call.name, process_set=self._ranks)
         failures = [
             (rank, failure)
-            for rank, failure in zip(self._ranks.ranks, found, strict=True)
+            for rank, failure in zip(self._ranks.ranks, of_ranks, strict=True)
             if failure is not None
         ]
         failures.sort(key=lambda pair: _is_mismatch(pair[1]))

@@ -167,8 +167,8 @@ class Rows(Design):
 
     def products(self) -> tuple[float, float]:
         """Return r^T r and r^T y over all rows. Collective."""
-        own = [self.residual @ self.residual, self.residual @ self.target]
-        squares, product = self._sum(np.array(own))
+        sums = [self.residual @ self.residual, self.residual @ self.target]
+        squares, product = self._sum(np.array(sums))
         return float(squares), float(product)
 
     def steepest(self) -> float:
@@ -187,8 +187,8 @@ class Columns(Design):
         self.residual -= self.target_mean
         squares = np.einsum("ij,ij->i", self.columns, self.columns)
         owners = np.full(len(means), self.ranks.rank(), np.float64)
-        own = np.stack([means, squares, owners], axis=1)
-        everyone = allgather(own, name="scheduled.columns", process_set=self.ranks)
+        sums = np.stack([means, squares, owners], axis=1)
+        everyone = allgather(sums, name="scheduled.columns", process_set=self.ranks)
         self.means, self.squares = everyone[:, 0].copy(), everyone[:, 1].copy()
         self.owners = everyone[:, 2].astype(np.int64)
         self._first = int(np.searchsorted(self.owners, self.ranks.rank()))
@@ -202,8 +202,8 @@ class Columns(Design):
         """Return the candidates' columns, zeros for those of other ranks."""
         is_own, places = self._own(candidates)
         surveyed = np.zeros((len(candidates), self.rows + 1))
-        surveyed[is_own, :-1] = own = self.columns[places]
-        surveyed[is_own, -1] = own @ self.residual
+        surveyed[is_own, :-1] = columns = self.columns[places]
+        surveyed[is_own, -1] = columns @ self.residual
         return surveyed
 
     def correlations(self, candidates: np.ndarray, surveyed: np.ndarray) -> np.ndarray:
@@ -230,9 +230,9 @@ class Columns(Design):
 
     def steepest(self) -> float:
         """Return the largest absolute inner product of a column with r. Collective."""
-        own = np.abs(self.columns @ self.residual).max(initial=0.0)
+        steepness = np.abs(self.columns @ self.residual).max(initial=0.0)
         return float(
-            allreduce(np.array(own), Max, name="scheduled.steepest", process_set=self.ranks)
+            allreduce(np.array(steepness), Max, name="scheduled.steepest", process_set=self.ranks)
         )
 
     def _own(self, variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

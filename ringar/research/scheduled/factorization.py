@@ -164,9 +164,9 @@ class MatrixFactorization:
 
 
 def _check_arguments(settings: Settings, epochs: int) -> None:
-    for name, whole in (("factors", settings.factors), ("epochs", epochs)):
-        if not isinstance(whole, int) or whole < 1:
-            raise ValueError(f"`{name}` must be a positive whole number. Received: {whole!r}")
+    for name, count in (("factors", settings.factors), ("epochs", epochs)):
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"`{name}` must be a positive whole number. Received: {count!r}")
     for name, number, least in (
         ("regularization", settings.regularization, 0.0),
         ("learning_rate", settings.learning_rate, np.finfo(np.float64).tiny),

@@ -47,15 +47,15 @@ class Independent:
         """Take a candidate if it is independent of those taken; return whether it is."""
         if self._blocked[candidate]:
             return False
-        taken, count = self._taken, len(self._taken)
+        columns, count = self._taken, len(self._taken)
         inverse = self._inverse[:count, :count]
-        row = -(inverse @ self._correlations[taken, candidate])
+        row = -(inverse @ self._correlations[columns, candidate])
         rest = 1.0 - row @ row
         if rest < MARGIN:
             return False
         pivot = np.sqrt(rest)
         self._inverse[count, :count] = -(row @ inverse) / pivot
         self._inverse[count, count] = 1.0 / pivot
-        taken.append(candidate)
+        columns.append(candidate)
         self._blocked |= self._conflicts[candidate]
         return True

@@ -217,9 +217,9 @@ class _Run:
         stop = False
         if self.calls_back:
             call = partial(self._call_back, Progress(done, objective))
-            own = self.agreement.attempt_together(call)
+            ends = self.agreement.attempt_together(call)
             self.agreement.settle("callbacks")
-            stop = self._on_any_rank(bool(own))
+            stop = self._on_any_rank(bool(ends))
         return history.converged or stop
 
     def _on_any_rank(self, own: bool) -> bool:
@@ -266,13 +266,13 @@ def check_blocks(blocks: Blocks, variables: int, ranks: int, number: int) -> Non
         raise ValueError(
             f"`schedule` must return whole numbers. Received: {kinds.pop()} in round {number}"
         )
-    taken = np.concatenate(blocks)
-    if taken.size and (taken.min() < 0 or taken.max() >= variables):
+    union = np.concatenate(blocks)
+    if union.size and (union.min() < 0 or union.max() >= variables):
         raise ValueError(
             f"`schedule` must return numbers of variables, from 0 to {variables - 1}. "
-            f"Received: {taken.min()} to {taken.max()} in round {number}"
+            f"Received: {union.min()} to {union.max()} in round {number}"
         )
-    numbers, counts = np.unique(taken, return_counts=True)
+    numbers, counts = np.unique(union, return_counts=True)
     if (counts > 1).any():
         variable = int(numbers[counts > 1][0])
         places = [rank for rank, block in enumerate(blocks) if variable in block]

@@ -242,21 +242,21 @@ class Dynamic(Scheduler):
     def propose(self) -> np.ndarray:
         """Return candidates: those that are due, others by waiting time and last step."""
         is_under_way = self._is_under_way[self._usable]
-        others, under_way = self._usable[~is_under_way], self._usable[is_under_way]
-        waiting = self._waiting(others)
+        idle, under_way = self._usable[~is_under_way], self._usable[is_under_way]
+        waiting = self._waiting(idle)
         # Those never seen are due, and those that others on which they depend have kept waiting for
         # long. With a shorter wait all rounds would be theirs where one variable fits a round.
         longest = math.ceil(len(self._usable) / self.explore)
-        due = int((self._seen_in[waiting] < max(0, self._round - longest)).sum())
-        drawable = others[~np.isin(others, waiting[:due])]
-        drawn = self._draw(drawable, self.candidates - max(due, self._explored()))
+        urgent = int((self._seen_in[waiting] < max(0, self._round - longest)).sum())
+        drawable = idle[~np.isin(idle, waiting[:urgent])]
+        drawn = self._draw(drawable, self.candidates - max(urgent, self._explored()))
         waiting = waiting[~np.isin(waiting, drawn)][: self.candidates - len(drawn)]
         rest = self._draw(under_way, len(under_way))
         rest = np.concatenate([rest, under_way[~np.isin(under_way, rest)]])
         rest = rest[: self.candidates - len(waiting) - len(drawn)]
         # Few may be drawn, where few have moved: those that wait get their share, and no more.
-        mixed = _interleave(waiting[due:], drawn, self.explore)
-        return np.concatenate([waiting[:due], mixed, rest])
+        mixed = _interleave(waiting[urgent:], drawn, self.explore)
+        return np.concatenate([waiting[:urgent], mixed, rest])
 
     def pick(
         self,

@@ -63,11 +63,11 @@ def checked(given: Given) -> Checked:
         ValueError: an argument is out of range here, or ranks disagree.
         RankError: an argument is out of range on another rank.
     """
-    made: list[Checked] = []
+    nets: list[Checked] = []
 
     def check() -> dict[str, object]:
-        made.append(_check(given))
-        return _description(given, made[0])
+        nets.append(_check(given))
+        return _description(given, nets[0])
 
     deed = "to have a net that can be trained"
     descriptions = together(check, caller="SparseNet", deed=deed)
@@ -77,7 +77,7 @@ def checked(given: Given) -> Checked:
         remedy="Make the same net on every rank: draw it with the same seed, or broadcast it from "
         "rank 0 with ringar.broadcast_object.",
     )
-    return made[0]
+    return nets[0]
 
 
 def _check(given: Given) -> Checked:

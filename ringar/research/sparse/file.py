@@ -82,10 +82,10 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     try:
         with np.load(content, allow_pickle=False) as archive:
             arrays = dict(archive)
-        known = json.loads(arrays["about"].tobytes())["format"] == FORMAT
+        is_file_of_net = json.loads(arrays["about"].tobytes())["format"] == FORMAT
     except _UNREADABLE:
-        known = False
-    if not known:
+        is_file_of_net = False
+    if not is_file_of_net:
         raise ValueError(
             "`filepath` must be a whole file that SparseNet.save has written. "
             f"Received: {os.fspath(path)!r}"
@@ -111,18 +111,18 @@ class Saved:
     def biases(self) -> list[np.ndarray] | None:
         """The biases of each layer; None if there are none."""
         numbers = range(len(self.activations))
-        found = [self._arrays[f"bias_{n}"] for n in numbers if f"bias_{n}" in self._arrays]
-        return found or None
+        arrays = [self._arrays[f"bias_{n}"] for n in numbers if f"bias_{n}" in self._arrays]
+        return arrays or None
 
     def layers(self) -> list[csr_array]:
         """Return the weights."""
-        width, found = self._about["inputs"], []
+        width, matrices = self._about["inputs"], []
         for number in range(len(self.activations)):
             arrays = [self._arrays[f"{name}_{number}"] for name in ("data", "indices", "indptr")]
             shape = (len(arrays[2]) - 1, width)
-            found.append(scipy_sparse().csr_array(tuple(arrays), shape=shape))
+            matrices.append(scipy_sparse().csr_array(tuple(arrays), shape=shape))
             width = shape[0]
-        return found
+        return matrices
 
     def compile(self, net: SparseNet) -> None:
         """Compile the net as it was, if it was, with the state of its optimizer."""

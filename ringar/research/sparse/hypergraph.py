@@ -160,9 +160,9 @@ def _mtkahypar() -> Any:
     import mtkahypar
 
     cores = os.sched_getaffinity(0)
-    made = mtkahypar.initialize(len(cores), False)
+    instance = mtkahypar.initialize(len(cores), False)
     os.sched_setaffinity(0, cores)  # it binds the thread that calls it
-    return made
+    return instance
 
 
 def by_mtkahypar(graph: Hypergraph, imbalance: float, seed: int) -> np.ndarray:
@@ -199,13 +199,13 @@ def by_metis(graph: Hypergraph, imbalance: float, seed: int) -> np.ndarray:
     edges = (np.ones(len(stars), np.int32), (stars, graph.pins))
     half = scipy_sparse().coo_array(edges, shape=(size, size))
     adjacency = scipy_sparse().csr_array(half + half.T)
-    _, found = pymetis.part_graph(
+    _, owners = pymetis.part_graph(
         parts,
         pymetis.CSRAdjacency(adjacency.indptr.astype(np.int32), adjacency.indices.astype(np.int32)),
         vweights=np.concatenate([graph.weights, np.zeros(nets)]).astype(np.int32),
         options=pymetis.Options(ufactor=max(1, round(1000 * imbalance)), seed=seed),
     )
-    part = np.asarray(found, np.int32)[:vertices]
+    part = np.asarray(owners, np.int32)[:vertices]
     return _names(graph, part)[part]
 
 

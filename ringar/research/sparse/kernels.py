@@ -54,8 +54,8 @@ class Product:
     @property
     def columns(self) -> np.ndarray:
         """The column of each weight, among this rank's inputs, row by row, int32 [entries]."""
-        found = self._numpy.columns if self._kernel == "scipy" else self._by_rows[1].numpy()
-        return np.asarray(found)
+        numbers = self._numpy.columns if self._kernel == "scipy" else self._by_rows[1].numpy()
+        return np.asarray(numbers)
 
     def __call__(
         self, values: tf.Tensor, bias: tf.Tensor | None, own: tf.Tensor, ghosts: tf.Tensor
@@ -148,10 +148,10 @@ class _Numpy:
     def weights(self, upstream: np.ndarray, states: np.ndarray) -> np.ndarray:
         """Return the gradient of the weights: a dot product over the examples for each."""
         columns = self._pattern.columns
-        found = np.empty(len(columns), upstream.dtype)
+        gradients = np.empty(len(columns), upstream.dtype)
         block = max(1, _BLOCK_BYTES // max(1, upstream.itemsize * upstream.shape[1]))
         for begin in range(0, len(columns), block):
             some = slice(begin, begin + block)
             rows, read = upstream[self._row_of[some]], states[columns[some]]
-            found[some] = np.einsum("eb,eb->e", rows, read)
-        return found
+            gradients[some] = np.einsum("eb,eb->e", rows, read)
+        return gradients

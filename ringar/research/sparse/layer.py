@@ -69,9 +69,9 @@ class SparseRows(SavesPart, keras.layers.Layer):
     ) -> keras.Variable:
         """Make a variable that is this rank's part of one of the whole layer."""
         cut = PlacedCut(0, self.grid, places)
-        own = cut.part(whole)
-        variable = self.add_weight(shape=own.shape, initializer="zeros", name=name)
-        variable.assign(own)
+        part = cut.part(whole)
+        variable = self.add_weight(shape=part.shape, initializer="zeros", name=name)
+        variable.assign(part)
         mark(variable, cut)
         return variable
 

@@ -116,11 +116,11 @@ class SparseNet(keras.Model):
         super().__init__(name=name, dtype=dtype)
         self.supports_jit = False  # uneven messages are not compiled
         self.grid = _grid(grid)
-        given = checks.Given(
+        arguments = checks.Given(
             layers, activation, last_activation, use_bias, biases, partition, imbalance, seed,
             kernel, threads, self.compute_dtype, self.grid.model,
         )  # fmt: skip
-        net = checks.checked(given)
+        net = checks.checked(arguments)
         self.partition = self._placement(partition, net.layers, imbalance, seed)
         self.activations = net.activations
         self._label = self.grid.agree(self.name)

@@ -51,16 +51,18 @@ class Partition:
     def __post_init__(self) -> None:
         if self.parts < 1:
             raise ValueError(f"`parts` must be positive. Received: parts={self.parts}")
-        given = tuple(np.asarray(owners) for owners in self.owners)
-        for number, owners in enumerate(given):
-            whole = owners.ndim == 1 and np.issubdtype(owners.dtype, np.integer)
-            if not whole or (owners.size and not 0 <= owners.min() <= owners.max() < self.parts):
+        layers = tuple(np.asarray(owners) for owners in self.owners)
+        for number, owners in enumerate(layers):
+            is_vector = owners.ndim == 1 and np.issubdtype(owners.dtype, np.integer)
+            if not is_vector or (
+                owners.size and not 0 <= owners.min() <= owners.max() < self.parts
+            ):
                 raise ValueError(
                     f"`owners[{number}]` must be whole numbers from 0 to {self.parts - 1}, one for "
                     f"each neuron. Received: dtype {owners.dtype}, shape {owners.shape}"
                     + (f", values from {owners.min()} to {owners.max()}" if owners.size else "")
                 )
-        object.__setattr__(self, "owners", tuple(own.astype(np.int32) for own in given))
+        object.__setattr__(self, "owners", tuple(of_layer.astype(np.int32) for of_layer in layers))
 
     def words(self, layers: Sequence[sparray]) -> list[int]:
         """Return the words that all ranks send per example before each layer: its km1.

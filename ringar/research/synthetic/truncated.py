@@ -143,15 +143,15 @@ class SyntheticBPTT(keras.Model):
     def make_train_function(self, force: bool = False) -> Callable[..., object]:
         """Make the synthesizer before the function that trains."""
         checks.check_scale(self.optimizer)
-        given = self._wanted.synthesizer
-        if self._predictor is None and (given is None or given != ZERO):
+        synthesizer_of_user = self._wanted.synthesizer
+        if self._predictor is None and (synthesizer_of_user is None or synthesizer_of_user != ZERO):
             specs = self._states
-            made: Any = Synthesizer() if given is None else given
-            if not isinstance(made, keras.Model):
-                made = made(list(specs), list(specs))
-            made = fitting(made, specs, specs, "at the end of a stretch")
+            synthesizer: Any = Synthesizer() if synthesizer_of_user is None else synthesizer_of_user
+            if not isinstance(synthesizer, keras.Model):
+                synthesizer = synthesizer(list(specs), list(specs))
+            synthesizer = fitting(synthesizer, specs, specs, "at the end of a stretch")
             optimizer = copy_of(self._wanted.optimizer)
-            self._predictor = Predictor(made, optimizer, specs, is_mean=True)
+            self._predictor = Predictor(synthesizer, optimizer, specs, is_mean=True)
         made_function: Callable[..., object] = super().make_train_function(force)
         return made_function
 
@@ -221,21 +221,21 @@ class SyntheticBPTT(keras.Model):
             targets += last
             upstream += self._predictor.predict(last)
         gradients = tape.gradient(targets, [*variables, *states], output_gradients=upstream)
-        own, back = gradients[: len(variables)], gradients[len(variables) :]
+        of_variables, back = gradients[: len(variables)], gradients[len(variables) :]
         if self._predictor is not None and has_past:
             self._predictor.learn(states, back)
         # The loss of a sequence is the mean over its time steps, as in an evaluation.
         self._loss_tracker.update_state(loss, sample_weight=tf.reduce_prod(tf.shape(x)[:2]))
-        self.optimizer.apply(own, variables)
+        self.optimizer.apply(of_variables, variables)
         return outputs, [tf.stop_gradient(state) for state in last]
 
     def _run(self, x: Any, states: list[Any], training: bool) -> tuple[Any, list[Any]]:
-        given, last = list(states), []
+        begin, last = list(states), []
         for layer in self.rnns:
             count = len(_state_sizes(layer))
-            own, given = given[:count], given[count:]
-            own = keras.tree.pack_sequence_as(layer.cell.state_size, own)
-            x, *after = layer(x, initial_state=own, training=training)
+            of_layer, begin = begin[:count], begin[count:]
+            of_layer = keras.tree.pack_sequence_as(layer.cell.state_size, of_layer)
+            x, *after = layer(x, initial_state=of_layer, training=training)
             last += keras.tree.flatten(after)
         return self.head(x), last
 
@@ -266,7 +266,7 @@ def _state_sizes(layer: keras.layers.Layer) -> list[int]:
 
 def _check_steps(x: Any, y: Any) -> None:
     """Raise a ValueError unless there are targets for each of a known number of time steps."""
-    of_x, of_y = (tuple(getattr(one, "shape", ())) for one in (x, y))
+    of_x, of_y = (tuple(getattr(tensor, "shape", ())) for tensor in (x, y))
     if len(of_x) < 2 or of_x[1] is None:
         raise ValueError(
             "`x` must be a tensor [batch, time, features] with a known number of time steps. "

@@ -89,11 +89,11 @@ def check_inputs(shape: Sequence[int | None]) -> None:
 
 def check_kernel(place: int, layer: Any, features: int | None) -> None:
     """Refuse a layer that was built for other inputs than it gets in the stack."""
-    own = layer.cell.kernel.shape[0]
-    if own != features:
+    rows = layer.cell.kernel.shape[0]
+    if rows != features:
         raise ValueError(
             f"Layer {place} of a Wavefront, {layer.name}, must have a kernel for {features} "
-            f"features, which its inputs have. Received: a layer that was built for {own}. Make "
+            f"features, which its inputs have. Received: a layer that was built for {rows}. Make "
             "a new one."
         )
 
@@ -145,8 +145,8 @@ def check_ranks(description: dict[str, object], shape: tuple[int | None, ...], g
         "remedy": "Build the same stack on every rank; each computes its own block of the layers.",
     }
     ranks = allgather_object((description, shape), name=where["caller"])
-    compare([its for its, _ in ranks], **where)
-    shapes = [{"shape of the inputs": str(its)} for _, its in ranks]
+    compare([description_there for description_there, _ in ranks], **where)
+    shapes = [{"shape of the inputs": str(description_there)} for _, description_there in ranks]
     for place in range(0, len(shapes), grid.model):
         group = range(place, place + grid.model)
         compare([shapes[rank] for rank in group], **where, ranks=group)

@@ -66,11 +66,11 @@ def of_stack(shapes: Sequence[Shape], grid: Grid | None) -> Costs:
         everyone = allgather_object((costs, message), name="wavefront/costs")
         costs = [
             LayerCost(
-                _slowest([cost.start for cost in these]),
-                _slowest([cost.step for cost in these]),
-                max(cost.whole for cost in these),
+                _slowest([cost.start for cost in of_ranks]),
+                _slowest([cost.step for cost in of_ranks]),
+                max(cost.whole for cost in of_ranks),
             )
-            for these in zip(*(ranks for ranks, _ in everyone), strict=True)
+            for of_ranks in zip(*(ranks for ranks, _ in everyone), strict=True)
         ]
         message = _slowest([line for _, line in everyone])
     return Costs(tuple(costs), tuple(shape.units for shape in shapes), message)
@@ -130,9 +130,9 @@ def _chunks(shape: Shape, batch: int, steps: int, count: int) -> float:
             saved.append(recurrent.forward(calls[-1], 1, packed))
         packed, sums, d_last = chunks.pack(sequence, back=True), None, None
         left = []
-        for call, kept in zip(reversed(calls), reversed(saved), strict=True):
+        for call, saved_values in zip(reversed(calls), reversed(saved), strict=True):
             d_x, d_last, sums = chunks.backward(
-                call, kept, upstream, d_last, packed, sums, Options(0, 1)
+                call, saved_values, upstream, d_last, packed, sums, Options(0, 1)
             )
             left.append(d_x)
         return [*left, *chunks.weight_gradients(sequence, sums)]
@@ -145,7 +145,7 @@ def _message(grid: Grid) -> Line:
     ranks = grid.model_set
     if grid.part > 1:
         return Line(0.0, 0.0)
-    other = 1 - grid.part
+    peer = 1 - grid.part
     seconds = []
     for numbers in _NUMBERS:
         tensor = tf.zeros([numbers])
@@ -153,10 +153,10 @@ def _message(grid: Grid) -> Line:
 
         def there_and_back(tensor: tf.Tensor = tensor, spec: tf.TensorSpec = spec) -> None:
             if grid.part == 0:
-                send(tensor, other, name="wavefront/cost", process_set=ranks)
-            recv(spec, other, name="wavefront/cost", process_set=ranks)
+                send(tensor, peer, name="wavefront/cost", process_set=ranks)
+            recv(spec, peer, name="wavefront/cost", process_set=ranks)
             if grid.part == 1:
-                send(tensor, other, name="wavefront/cost", process_set=ranks)
+                send(tensor, peer, name="wavefront/cost", process_set=ranks)
 
         seconds.append(_shortest(there_and_back) / 2)
     return _line(_NUMBERS, seconds)

@@ -92,8 +92,10 @@ class Wavefront(keras.layers.Layer):
         self.chunk = None if chunk is None else int(chunk)
         self.supports_masking = True
         self.supports_jit = False  # neither messages nor chunks at once are compiled
-        found = grid or grids.current()
-        self.grid = grids.resolve(grid, "Wavefront") if found and found.model > 1 else None
+        grid_of_stack = grid or grids.current()
+        self.grid = (
+            grids.resolve(grid, "Wavefront") if grid_of_stack and grid_of_stack.model > 1 else None
+        )
         self.digest: Digest | None = None
         self._messages: Messages | None = None
         self._label, self._usable = self.name, 0
@@ -208,8 +210,12 @@ class Wavefront(keras.layers.Layer):
         self, inputs: tf.Tensor, mask: tf.Tensor | None = None
     ) -> tf.Tensor | list[tf.Tensor | None] | None:
         """Return the mask of the outputs."""
-        own = mask if self.layers[-1].return_sequences else None
-        return [own, *[None] * len(self._state_units())] if self.return_state else own
+        mask_of_outputs = mask if self.layers[-1].return_sequences else None
+        return (
+            [mask_of_outputs, *[None] * len(self._state_units())]
+            if self.return_state
+            else mask_of_outputs
+        )
 
     def get_config(self) -> dict[str, object]:
         """Return the config: layers, chunk and `return_state`, without the grid."""
@@ -272,13 +278,13 @@ class Wavefront(keras.layers.Layer):
             for state, units in zip(states, self._state_units(), strict=True):
                 state.set_shape([inputs.shape[0], units])
         else:
-            given = initial_state if isinstance(initial_state, (list, tuple)) else [initial_state]
-            states = [tf.convert_to_tensor(state) for state in tf.nest.flatten(given)]
+            flat = initial_state if isinstance(initial_state, (list, tuple)) else [initial_state]
+            states = [tf.convert_to_tensor(state) for state in tf.nest.flatten(flat)]
             checks.check_states(states, inputs.shape[0], self._state_units())
         calls = []
         for layer in self.layers:
-            own = [states.pop(0) for _ in range(layer._cell_kind.vectors)]
-            calls.append(layer._sequence(inputs, own, None, False))
+            of_layer = [states.pop(0) for _ in range(layer._cell_kind.vectors)]
+            calls.append(layer._sequence(inputs, of_layer, None, False))
         return calls
 
     def _factors(self, inputs: tf.Tensor, training: bool) -> list[tf.Tensor | None]:
@@ -338,12 +344,12 @@ class Wavefront(keras.layers.Layer):
         for layer, call, factor in zip(self.layers, calls, factors, strict=True):
             if factor is not None:
                 outputs = outputs * tf.cast(factor, outputs.dtype)[:, None]
-            own = dataclasses.replace(call, inputs=outputs, mask=mask)
+            call_of_layer = dataclasses.replace(call, inputs=outputs, mask=mask)
             options = Options(layer._levels, chosen.threads)
             if layer.return_sequences:
-                outputs, last = recurrent.states(own, options)
+                outputs, last = recurrent.states(call_of_layer, options)
             else:
-                last = recurrent.last_state(own, options)
+                last = recurrent.last_state(call_of_layer, options)
                 outputs = last[:, : layer.units]
             states.append(last)
         return outputs, states

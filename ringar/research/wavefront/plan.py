@@ -147,7 +147,7 @@ class Plan:
         # Forward and backward: two messages for each chunk, and the outputs for all ranks.
         cuts = [2 * costs.message(batch * self.chunk * costs.units[last - 1])
                 for _, last in self.blocks[: self.workers - 1]]  # fmt: skip
-        whole = max(sum(cost.whole for cost in costs.layers[first:last])
+        longest = max(sum(cost.whole for cost in costs.layers[first:last])
                     for first, last in self.blocks)  # fmt: skip
         outputs = 0.0
         if len(self.blocks) > 1:
@@ -156,7 +156,7 @@ class Plan:
         first = sum(map(sum, blocks)) + sum(cuts)
         slowest = max(sum(block) for block in blocks) + max(cuts, default=0.0)
         fill = (lanes - 1) * max(map(max, blocks)) if lanes > 1 else 0.0
-        return whole + first + fill + (count - lanes) * slowest / lanes + outputs
+        return longest + first + fill + (count - lanes) * slowest / lanes + outputs
 
 
 def speedup(steps: int, chunk: int, workers: int) -> float:
@@ -225,7 +225,7 @@ def choose(costs: Costs, steps: int, batch: int | None, ranks: int, threads: int
     plain = layer_by_layer(steps, len(costs.layers), ranks, threads)
     batches = _BATCHES if batch is None else (max(1, batch),)
     limits = [_WORTHWHILE * plain.seconds(costs, b) for b in batches]
-    found, least = plain, float(len(batches))
+    best, least = plain, float(len(batches))
     # Chunks of all sizes that give different numbers of them.
     for chunk in sorted({math.ceil(steps / count) for count in range(1, steps + 1)}):
         plan = in_chunks(costs, steps, chunk, ranks, threads)
@@ -233,5 +233,5 @@ def choose(costs: Costs, steps: int, batch: int | None, ranks: int, threads: int
         relative = sum(time / limit for time, limit in zip(times, limits, strict=True))
         pays = all(time < limit for time, limit in zip(times, limits, strict=True))
         if pays and relative < least:
-            found, least = plan, relative
-    return found
+            best, least = plan, relative
+    return best

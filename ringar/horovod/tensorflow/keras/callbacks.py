@@ -67,9 +67,9 @@ class BroadcastGlobalVariablesCallback(of_ringar.BroadcastGlobalVariablesCallbac
         self._local.append(var)
 
     def _broadcast_new_weights(self) -> bool:
-        kept = [(var, keras.ops.convert_to_numpy(var)) for var in self._local]
+        values = [(var, keras.ops.convert_to_numpy(var)) for var in self._local]
         has_new = super()._broadcast_new_weights()
-        for var, value in kept:
+        for var, value in values:
             var.assign(value)
         return has_new
 

@@ -16,7 +16,6 @@ from ringar.collectives.call import do_not_convert
 from ringar.horovod.common.environment import bucket_bytes
 from ringar.horovod.common.process_sets import global_process_set
 from ringar.horovod.common.reduce_op import ReduceOp
-from ringar.horovod.common.signatures import stack_level
 from ringar.horovod.common.util import split_list
 from ringar.horovod.tensorflow import handles, joining
 from ringar.horovod.tensorflow.adasum import adasum
@@ -87,8 +86,7 @@ class Settings:
 def groups_of(num_groups: int, groups: Groups) -> Groups:
     """Return the groups that the arguments `groups` and `num_groups`, the older one, ask for."""
     if num_groups:
-        text = "`num_groups` is deprecated: pass `groups`"
-        warnings.warn(text, DeprecationWarning, stacklevel=stack_level())
+        warnings.warn("`num_groups` is deprecated: pass `groups`", DeprecationWarning, stacklevel=3)
         return num_groups if groups is None else groups
     return groups
 

@@ -9,11 +9,47 @@ import tensorflow as tf
 
 from ringar import collectives
 from ringar.collectives.call import do_not_convert
-from ringar.horovod.common import names
-from ringar.horovod.common.job import is_homogeneous
-from ringar.horovod.common.names import *  # noqa: F403
-from ringar.horovod.common.process_sets import global_process_set
-from ringar.horovod.common.reduce_op import Adasum, Average, Max, Min, Product, ReduceOp
+from ringar.horovod.common.built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from ringar.horovod.common.job import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from ringar.horovod.common.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from ringar.horovod.common.reduce_op import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    ReduceOp,
+    Sum,
+)
 from ringar.horovod.common.util import get_average_backwards_compatibility_fun
 from ringar.horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from ringar.horovod.tensorflow import handles, reductions
@@ -31,11 +67,38 @@ from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job.process_sets import ProcessSet as _ProcessSet
 
 __all__ = [
+    "cross_rank",
+    "cross_size",
+    "init",
     "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rocm_built",
+    "ProcessSet",
+    "add_process_set",
+    "global_process_set",
+    "remove_process_set",
     "Adasum",
+    "Average",
     "Max",
     "Min",
     "Product",
+    "Sum",
     "handle_average_backwards_compatibility",
     "check_num_rank_power_of_2",
     "allreduce",
@@ -64,7 +127,6 @@ __all__ = [
     "rank_op",
     "size_op",
 ]
-__all__ += names.__all__
 
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(ReduceOp)
 
@@ -130,7 +192,7 @@ def grouped_allreduce(
         return list(tensors)
     chosen = handle_average_backwards_compatibility(op, average)
     factors = (prescale_factor, postscale_factor)
-    sparse = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    sparse = [i for i, one in enumerate(tensors) if isinstance(one, tf.IndexedSlices)]
     dense = [i for i in range(len(tensors)) if i not in sparse]
     rest = (name, process_set)
     slices = reductions.reduce_slices([tensors[i] for i in sparse], chosen, factors, *rest)

@@ -47,16 +47,20 @@ def reduce_dense(
     if not tensors:
         return []
     wire = _on_the_wire(compression)
-
-    def reduce(values: list[tf.Tensor]) -> list[tf.Tensor]:
-        if op is not Adasum:
-            collective = collectives.grouped_allreduce
-            return _reduce(collective, values, op, wire, factors, name, process_set)
+    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    values = [value for value, _ in pairs]
+    if op is Adasum:
         handles.wait_for_all()
         values = [_times(value, factors[0]) for value in values]
-        return [_times(value, factors[1]) for value in adasum(values, name, process_set)]
-
-    return _compressed(compression, [tf.convert_to_tensor(tensor) for tensor in tensors], reduce)
+        reduced = [_times(v, factors[1]) for v in adasum(values, name, process_set)]
+    else:
+        reduced = _reduce(
+            collectives.grouped_allreduce, values, op, wire, factors, name, process_set
+        )
+    return [
+        compression.decompress(value, context)
+        for value, (_, context) in zip(reduced, pairs, strict=True)
+    ]
 
 
 def gather(
@@ -81,22 +85,12 @@ def reducescatter(
     if not tensors:
         return []
     wire = _on_the_wire(compression)
-    collective = collectives.grouped_reducescatter
-    return _compressed(
-        compression,
-        with_gradient_times(lambda n: n, tensors, process_set),
-        lambda values: _reduce(collective, values, op, wire, factors, name, process_set),
+    scaled = with_gradient_times(lambda n: n, tensors, process_set)
+    pairs = [compression.compress(tensor) for tensor in scaled]
+    values = [value for value, _ in pairs]
+    reduced = _reduce(
+        collectives.grouped_reducescatter, values, op, wire, factors, name, process_set
     )
-
-
-def _compressed(
-    compression: Compressor,
-    tensors: Sequence[tf.Tensor],
-    reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]],
-) -> list[tf.Tensor]:
-    """Return the results of a reduction of tensors that are compressed for it."""
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    reduced = reduce([value for value, _ in pairs])
     return [
         compression.decompress(value, context)
         for value, (_, context) in zip(reduced, pairs, strict=True)
@@ -136,11 +130,11 @@ def _reduce(
         places = [i for i, value in enumerate(values) if value.dtype.is_floating is floats]
         if not places:
             continue
-        group = [values[i] for i in places]
+        own = [values[i] for i in places]
         if floats:
             reduced = issue(
                 collective,
-                group,
+                own,
                 op.of_ringar,
                 compression=wire,
                 prescale_factor=before,
@@ -149,13 +143,13 @@ def _reduce(
                 process_set=process_set,
             )
         else:
-            group = [_times(value, before) for value in group]
+            own = [_times(value, before) for value in own]
             plain = Sum if op is Average else op
-            reduced = issue(collective, group, plain.of_ringar, name=name, process_set=process_set)
+            reduced = issue(collective, own, plain.of_ringar, name=name, process_set=process_set)
             if op is Average:
                 ranks = tf.cast(_size(process_set), tf.int64)
-                means = [tf.truncatediv(tf.cast(total, tf.int64), ranks) for total in reduced]
-                reduced = [tf.cast(m, value.dtype) for m, value in zip(means, group, strict=True)]
+                means = [tf.truncatediv(tf.cast(one, tf.int64), ranks) for one in reduced]
+                reduced = [tf.cast(m, one.dtype) for m, one in zip(means, own, strict=True)]
             reduced = [_times(value, after) for value in reduced]
         for place, result in zip(places, reduced, strict=True):
             results[place] = result
@@ -180,14 +174,14 @@ def reduce_slices(
         )
     if factors != (1.0, 1.0):
         raise NotImplementedError("allreduce of tf.IndexedSlices takes no factors")
-    values = gather([part.values for part in slices], name and f"{name}/values", process_set)
-    indices = gather([part.indices for part in slices], name and f"{name}/indices", process_set)
+    values = gather([one.values for one in slices], name and f"{name}/values", process_set)
+    indices = gather([one.indices for one in slices], name and f"{name}/indices", process_set)
     if op is Average:
         ranks = _size(process_set)
         values = [value / tf.cast(ranks, value.dtype) for value in values]
     return [
-        tf.IndexedSlices(value, index, part.dense_shape)
-        for value, index, part in zip(values, indices, slices, strict=True)
+        tf.IndexedSlices(value, index, one.dense_shape)
+        for value, index, one in zip(values, indices, slices, strict=True)
     ]
 
 
@@ -227,4 +221,4 @@ def with_gradient_times(
         return tf.identity(x), scaled
 
     converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    return [identity(x) if x.dtype.is_floating else x for x in converted]
+    return [identity(one) if one.dtype.is_floating else one for one in converted]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ringar.horovod.common.process_sets import global_process_set
@@ -12,7 +13,7 @@ from ringar.horovod.common.reduce_op import Average, ReduceOp
 from ringar.horovod.tensorflow import joining
 from ringar.horovod.tensorflow.compression import Compression
 from ringar.horovod.tensorflow.gradients import GradientReduction, Groups, Settings, groups_of
-from ringar.horovod.tensorflow.optimizer import partial
+from ringar.horovod.tensorflow.optimizer import layers_of, weights_of
 from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job.process_sets import ProcessSet
 from ringar.keras import first_step
@@ -125,4 +126,41 @@ def DistributedGradientTape(  # Horovod's name, for a function that returns an o
     return _Tape(gradtape, GradientReduction(settings, in_tape=True))
 
 
-PartialDistributedGradientTape = partial(DistributedGradientTape, "register_local_source", __name__)
+def PartialDistributedGradientTape(  # Horovod's name
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Sequence[keras.layers.Layer] | keras.layers.Layer | None = None,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """Return a tape that reduces all gradients but those of `local_layers`.
+
+    The other arguments are those of `DistributedGradientTape`.
+
+    Raises:
+        ValueError: an item of `local_layers` is no layer.
+    """
+    weights = weights_of(layers_of(local_layers))
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for weight in weights:
+        tape.register_local_source(weight)
+    return tape

@@ -9,42 +9,111 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringar.horovod.common import names
-from ringar.horovod.common.names import *  # noqa: F403
+from ringar.horovod.common.process_sets import global_process_set
 from ringar.horovod.common.reduce_op import Average, ReduceOp
-from ringar.horovod.common.signatures import arranged
-from ringar.horovod.tensorflow import mpi_ops, optimizer
+from ringar.horovod.tensorflow import mpi_ops
 from ringar.horovod.tensorflow.compression import Compression
-from ringar.horovod.tensorflow.functions import broadcast_global_variables
+from ringar.horovod.tensorflow.gradients import Groups, Settings, groups_of
+from ringar.horovod.tensorflow.optimizer import layers_of, of_keras
 from ringar.horovod.tensorflow.reductions import Compressor
+from ringar.job.process_sets import ProcessSet
 from ringar.keras.training_state import optimizers
 from ringar.sharding.slots import inner_optimizer
 
-__all__ = [
-    "Compression",
-    "DistributedOptimizer",
-    "PartialDistributedOptimizer",
-    "broadcast_global_variables",
-    "allreduce",
-    "allgather",
-    "broadcast",
-    "reducescatter",
-    "load_model",
-]
-__all__ += names.__all__
+
+def DistributedOptimizer(  # Horovod's name, for a function that returns an object
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> keras.optimizers.Optimizer:
+    """Make an optimizer of Keras reduce its gradients over the ranks.
+
+    Args:
+        optimizer: the object itself becomes distributed, and gets a method `register_local_var`,
+            which keeps the gradients of a variable on this rank.
+        name: no effect.
+        device_dense: no effect.
+        device_sparse: no effect.
+        compression: how gradients travel.
+        sparse_as_dense: reduce the `tf.IndexedSlices` of an Embedding as dense gradients.
+        gradient_predivide_factor: of an average, divide by it before the sum, multiply after it.
+        op: Average or Sum.
+        backward_passes_per_step: how many batches add up their gradients before a reduction and a
+            step of the optimizer, whose `iterations` count batches.
+        average_aggregated_gradients: divide the sum by that number.
+        num_groups: deprecated; `groups` takes its place.
+        groups: reduce gradients in so many groups, or those of the variables in each list together.
+        process_set: the ranks that reduce; others train alone.
+        scale_local_gradients: divide gradients of local variables by the number of ranks.
+
+    Raises:
+        ValueError: an argument is out of range, or before `init`.
+    """
+    del name, device_dense, device_sparse
+    return of_keras(
+        optimizer,
+        Settings(
+            op,
+            compression,
+            sparse_as_dense,
+            gradient_predivide_factor,
+            groups_of(num_groups, groups),
+            process_set,
+            scale_local_gradients,
+            backward_passes_per_step,
+            average_aggregated_gradients,
+        ),
+    )
 
 
-DistributedOptimizer = arranged(
-    optimizer.DistributedOptimizer,
-    __name__,
-    "optimizer name device_dense device_sparse compression sparse_as_dense "
-    "gradient_predivide_factor op backward_passes_per_step average_aggregated_gradients num_groups "
-    "groups process_set scale_local_gradients",
-)
+def PartialDistributedOptimizer(  # Horovod's name
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Sequence[keras.layers.Layer] | keras.layers.Layer | None = None,
+    scale_local_gradients: bool = True,
+) -> keras.optimizers.Optimizer:
+    """Make an optimizer reduce all gradients but those of `local_layers`, which are built.
 
-PartialDistributedOptimizer = optimizer.partial(
-    DistributedOptimizer, "register_local_var", __name__
-)
+    The other arguments are those of `DistributedOptimizer`.
+
+    Raises:
+        ValueError: an item of `local_layers` is no layer, or an argument is out of range.
+    """
+    del name, device_dense, device_sparse
+    settings = Settings(
+        op,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        groups_of(num_groups, groups),
+        process_set,
+        scale_local_gradients,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+    )
+    return of_keras(optimizer, settings, layers_of(local_layers))
 
 
 def allreduce(
@@ -106,8 +175,8 @@ def load_model(
         ValueError: the file is no model.
     """
     del legacy_opts
-    objects = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
+    objects = {one.__name__: one for one in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, objects)
-    for trained in optimizers(model):
-        DistributedOptimizer(inner_optimizer(trained), compression=compression)
+    for optimizer in optimizers(model):
+        DistributedOptimizer(inner_optimizer(optimizer), compression=compression)
     return model

@@ -283,7 +283,6 @@ def test_join_in_a_loop_of_ones_own(mode: str, rank: int) -> None:
     assert common.largest_difference(*of_both) <= 1e-6
 
 
-@pytest.mark.slow
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.usefixtures("mixed_float16")
 @pytest.mark.parametrize("inside", [False, fast_if(False, True)])

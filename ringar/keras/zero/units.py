@@ -18,6 +18,7 @@ from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
+from ringar.keras.exchange import exchange_of
 from ringar.keras.variable_slices import is_overwritten
 from ringar.keras.zero import graphs, passes, weight_slice
 from ringar.keras.zero.gathering import Unit
@@ -284,7 +285,9 @@ def building_whole_weights(build: Callable[..., Any]) -> Callable[..., Any]:
     """Let weights be whole again for an optimizer that knows no slices."""
 
     def build_whole(self: Any, variables: Any) -> None:
-        make_whole([variable for variable in variables if is_sharded(variable)])
+        exchange = exchange_of(self)  # a `LossScaleOptimizer` may hold the one that has slices
+        if exchange is None or not isinstance(exchange.reduction, passes.Trainer):
+            make_whole([variable for variable in variables if is_sharded(variable)])
         build(self, variables)
 
     return build_whole

@@ -112,8 +112,8 @@ class DistributedMixin:
         finally:
             object.__setattr__(self, "_exchange_step", None)
         # A graph whose iterator has ended runs what does not depend on the batch: no step to count.
-        present = [gradient for gradient in reduced if gradient is not None]
-        with tf.control_dependencies(tf.nest.flatten(present, expand_composites=True)):
+        tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in reduced]
+        with tf.control_dependencies([tensor for tensor in tensors if tensor is not None]):
             exchange.period.end_step()
 
     def _take(

@@ -419,7 +419,7 @@ def test_sizes_are_those_of_the_native_library() -> None:
     assert native("kBlockBytes", tuning) == network.BLOCK_BYTES
     least = native("kLeastForHalvingDoubling", "engine/world.h")
     assert least == choice.LEAST_FOR_HALVING_DOUBLING
-    most = native("kMaxPartialBytes", "engine/collectives.h")
+    most = native("kMaxPartialBytes", "engine/ways_to_run.h")
     assert most == network.MAX_RECURSIVE_DOUBLING_BYTES
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from ringar.job import other_launchers
 from ringar.launchers.command_line import first_process
 from ringar.launchers.command_line import options as options_module
-from ringar.launchers.elastic import elastic_plan
+from ringar.launchers.elastic import first_plan
 from ringar.launchers.elastic.discovery import Discovery
-from ringar.launchers.elastic.worlds import Limits
+from ringar.launchers.elastic.next_world import Limits
 from ringar.launchers.errors import UsageError
 from ringar.launchers.plan.request import Request
 from ringar.launchers.start.choose import Choice, choose
@@ -70,7 +70,7 @@ def _calibration(request: Request) -> Request:
 
 
 def _run(request: Request) -> int:
-    if elastic_plan.is_wanted(request):
+    if first_plan.is_wanted(request):
         if request.max_failures:
             raise UsageError(
                 "--max-failures: expected a job that is not elastic; --min-np says how few ranks "
@@ -103,9 +103,9 @@ def _run_local(request: Request, choice: Choice) -> int:
 
 
 def _run_elastic(request: Request) -> int:
-    request, limits, discovery = elastic_plan.complete(request, os.environ)
+    request, limits, discovery = first_plan.complete(request, os.environ)
     try:
-        if elastic_plan.is_on_this_host(request, discovery, os.environ):
+        if first_plan.is_on_this_host(request, discovery, os.environ):
             code = _run_elastic_here(request, limits, discovery)
         else:
             code = _run_elastic_spread(request, limits, discovery)
@@ -122,7 +122,7 @@ def _run_elastic_here(request: Request, limits: Limits, discovery: Discovery | N
     from ringar.launchers.plan import cpus
 
     usable = cpus.available()
-    job = elastic_plan.on_this_host(request, limits, discovery, os.environ, usable)
+    job = first_plan.on_this_host(request, limits, discovery, os.environ, usable)
     if request.dry_run:
         print(job.shell())
         return 0
@@ -133,10 +133,10 @@ def _run_elastic_spread(request: Request, limits: Limits, discovery: Discovery |
     from ringar.launchers.elastic import spread_members
 
     if request.dry_run:
-        print(elastic_plan.on_hosts(request, limits, discovery, os.environ).shell())
+        print(first_plan.on_hosts(request, limits, discovery, os.environ).shell())
         return 0
     try:
-        job, absent = elastic_plan.on_hosts_that_answer(request, limits, discovery, os.environ)
+        job, absent = first_plan.on_hosts_that_answer(request, limits, discovery, os.environ)
     except KeyboardInterrupt:
         return _interrupted()
     return spread_members.run(job, limits, discovery, absent)

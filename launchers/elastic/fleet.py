@@ -1,4 +1,4 @@
-"""What `worlds.py` asks of those that run the processes of an elastic job, and hears of them."""
+"""What `next_world.py` asks of the runners of an elastic job's processes, and hears from them."""
 
 from __future__ import annotations
 

@@ -31,12 +31,12 @@ from ringar.job import membership, reach
 from ringar.job.tcp import LISTENER_VARIABLE
 from ringar.launchers.elastic.member_sockets import MemberSockets
 from ringar.launchers.plan.job_plan import JobPlan
-from ringar.launchers.start import guard, host_guard
+from ringar.launchers.start import guard, host_guard, segment
 from ringar.launchers.start.fork import Fork
 from ringar.launchers.start.host_guard import Control
 from ringar.launchers.supervise import failures, signals
-from ringar.launchers.supervise.ending import grace_for_cause
-from ringar.launchers.supervise.guard_ending import GuardEnding
+from ringar.launchers.supervise.failure_policy import grace_for_cause
+from ringar.launchers.supervise.guard_failure_policy import GuardFailurePolicy
 from ringar.launchers.supervise.parts import Joins
 from ringar.launchers.supervise.ranks import Rank
 from ringar.launchers.supervise.runner import Runner
@@ -96,13 +96,13 @@ class HostMembers(Joins):
             self._answer(slot, started=rank.pid, address=host_guard.text_of(listener))
 
     def _open_world(self, world: Mapping[str, Any], ranks: Mapping[str, int]) -> None:
-        segment = os.memfd_create("ringar-shared-segment")
+        shared = segment.make()
         hosts = host_guard.file_with(world)
         place = {"generation": world["generation"], "size": len(world["hosts"])}
         for slot, rank in ranks.items():
             message = {"kind": "world", **place, "rank": rank}
-            self._sockets.tell(int(slot), message, (segment, hosts))
-        os.close(segment)
+            self._sockets.tell(int(slot), message, (shared, hosts))
+        os.close(shared)
         os.close(hosts)
 
     # What the runner asks
@@ -134,8 +134,8 @@ class HostMembers(Joins):
         self._sockets.close()
 
 
-class HostEnding(GuardEnding):
-    """The ending of the processes of a host; the launcher knows of each."""
+class HostFailurePolicy(GuardFailurePolicy):
+    """What a failure means for the processes of a host; the launcher knows of each."""
 
     def report(self) -> None:
         """Do nothing."""
@@ -159,7 +159,7 @@ def make(options: argparse.Namespace) -> Runner | None:
 
     fork = Fork(lambda rank: subprocess.DEVNULL, has_segment=False)
     members = HostMembers(control, here.listen, fork, plan)
-    runner = Runner(plan(here.slots), fork, HostEnding(0.0), members, asked_by=signals.ASK)
+    runner = Runner(plan(here.slots), fork, HostFailurePolicy(0.0), members, asked_by=signals.ASK)
     members.follow()
     return runner
 

@@ -1,6 +1,6 @@
 """Run an elastic job on this host: ranks that die do not end it, and others join.
 
-Each process has a socket to the launcher, and `worlds.py` decides on what comes through it.
+Each process has a socket to the launcher, and `next_world.py` decides on what comes through it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from ringar.job import membership
 from ringar.launchers.elastic.discovery import Discovery
 from ringar.launchers.elastic.fleet import End
 from ringar.launchers.elastic.member_sockets import MemberSockets
+from ringar.launchers.elastic.next_world import Limits, Worlds
 from ringar.launchers.elastic.roster import Member
-from ringar.launchers.elastic.worlds import Limits, Worlds
 from ringar.launchers.plan.hosts import Host, is_this_host
 from ringar.launchers.plan.job_plan import JobPlan
+from ringar.launchers.start import segment
 from ringar.launchers.start.fork import Fork
 from ringar.launchers.supervise import failures
-from ringar.launchers.supervise.ending import Ending, grace_for_cause
+from ringar.launchers.supervise.failure_policy import FailurePolicy, grace_for_cause
 from ringar.launchers.supervise.parts import Joins
 from ringar.launchers.supervise.ranks import Rank
 from ringar.launchers.supervise.runner import Runner
@@ -34,7 +35,7 @@ def run(job: JobPlan, limits: Limits, discovery: Discovery | None) -> int:
     """
     fork = Fork(has_segment=False)  # each world has a segment
     members = Members(limits, discovery, fork)
-    return Runner(job, fork, MemberEnding(members), members).run()
+    return Runner(job, fork, MemberFailurePolicy(members), members).run()
 
 
 class Elastic(Joins):
@@ -132,26 +133,26 @@ class Members(Elastic):
 
     def open_world(self, generation: int, world: Sequence[Member]) -> None:
         """Tell all members their place, and give them a segment."""
-        segment = os.memfd_create("ringar-shared-segment")
+        shared = segment.make()
         place = {"kind": "world", "generation": generation, "size": len(world)}
         for member in world:
-            self._sockets.tell(member.slot, {**place, "rank": member.rank}, (segment,))
-        os.close(segment)
+            self._sockets.tell(member.slot, {**place, "rank": member.rank}, (shared,))
+        os.close(shared)
 
     def on_exit(self, rank: Rank, now: float) -> None:
         """Take the end of a process."""
-        ending = self.runner.ending
+        policy = self.runner.failure_policy
         self.say(f"slot {rank.number}: process {rank.pid} ended with {rank.status}")
         self._sockets.hang_up(rank.number)
         end = None
         if rank.status is not None:
-            ending.note_obedience(rank.status.exit_code, now)
+            policy.note_obedience(rank.status.exit_code, now)
         self._fork.stop_helpers_of(rank)
         if not (rank.stopped or self.runner.stop.signal or rank.status is None):
             name, grace = f"process {rank.pid}", grace_for_cause(rank)
             end = End(name, rank.status.exit_code, failures.ending(rank), grace, rank)
         self.worlds.on_end(rank.number, end, now)
-        ending.failures = [end.rank for end in self.worlds.failures if end.rank is not None]
+        policy.failures = [end.rank for end in self.worlds.failures if end.rank is not None]
 
     def close(self) -> None:
         """Close all sockets, too."""
@@ -159,8 +160,8 @@ class Members(Elastic):
         super().close()
 
 
-class MemberEnding(Ending):
-    """The ending of an elastic job on this host."""
+class MemberFailurePolicy(FailurePolicy):
+    """What a failure means for an elastic job on this host."""
 
     def __init__(self, members: Members) -> None:
         super().__init__()

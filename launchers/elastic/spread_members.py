@@ -1,4 +1,4 @@
-"""Run an elastic job over several hosts: their guards run the processes, `worlds.py` decides here.
+"""Run an elastic job over several hosts: guards run the processes, `next_world.py` decides here.
 
     ringarrun: spread_members.py -> ssh (or srun) -> on each host: guard.py -> processes
 
@@ -19,15 +19,15 @@ from typing import Any
 from ringar.launchers.elastic.discovery import Discovery
 from ringar.launchers.elastic.fleet import End
 from ringar.launchers.elastic.members import Elastic
+from ringar.launchers.elastic.next_world import Limits, Worlds
 from ringar.launchers.elastic.roster import Member
-from ringar.launchers.elastic.worlds import Limits, Worlds
 from ringar.launchers.plan.hosts import Host
 from ringar.launchers.plan.job_plan import JobPlan, RankPlan
 from ringar.launchers.start import spread
 from ringar.launchers.start.hosts_plan import HostsPlan
 from ringar.launchers.start.spread import Guards
 from ringar.launchers.supervise import clock, graces
-from ringar.launchers.supervise.ending import Ending
+from ringar.launchers.supervise.failure_policy import FailurePolicy
 from ringar.launchers.supervise.ranks import Rank
 from ringar.launchers.supervise.runner import Runner
 
@@ -48,8 +48,8 @@ def run(
     """
     os.environ.update(job.command.environment)
     hosts = SpreadMembers(job, limits, discovery, absent)
-    ending = WorldEnding(hosts.worlds, job.kill_grace)
-    return Runner(JobPlan("spread", ("ringarrun",), ()), hosts.guards, ending, hosts).run()
+    policy = WorldFailurePolicy(hosts.worlds, job.kill_grace)
+    return Runner(JobPlan("spread", ("ringarrun",), ()), hosts.guards, policy, hosts).run()
 
 
 class SpreadMembers(Elastic):
@@ -189,7 +189,7 @@ class SpreadMembers(Elastic):
             how = {"code": 1, "ending": f"was not started: {name} cannot reach {peers}"}
             self._on_end(slot, how)
         else:
-            self.runner.ending.note_obedience(answer["ended"]["code"], clock.now())
+            self.runner.failure_policy.note_obedience(answer["ended"]["code"], clock.now())
             self._on_end(slot, answer["ended"], answer["stopped"])
 
     def _on_end(self, slot: int, how: Mapping[str, Any] | None, stopped: bool = False) -> None:
@@ -230,8 +230,8 @@ class SpreadMembers(Elastic):
         super().step(now)
 
 
-class WorldEnding(Ending):
-    """The ending of an elastic job on its hosts."""
+class WorldFailurePolicy(FailurePolicy):
+    """What a failure means for an elastic job on its hosts."""
 
     def __init__(self, worlds: Worlds, kill_grace: float | None) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from ringar.errors import DeadlineError, RankError
-from ringar.launchers.elastic import elastic_plan
+from ringar.launchers.elastic import first_plan
 from ringar.launchers.function import outcomes
 from ringar.launchers.function.process import Launcher
 from ringar.launchers.function.rendezvous import VARIABLE, Server
@@ -40,7 +40,7 @@ class Pool:
         exported = [word for name in env for word in ("-x", name)]
         self._words = [*words, *exported, "-m", "ringar.launchers.function.worker"]
         request, _ = parsed(self._words)
-        if elastic_plan.is_wanted(request):
+        if first_plan.is_wanted(request):
             raise ValueError(
                 "expected ranks that stay, received options of an elastic job (--min-np, "
                 "--host-discovery-script); start elastic jobs by ringarrun"

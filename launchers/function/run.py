@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from ringar.errors import DeadlineError
 from ringar.job import nvidia
 from ringar.launchers.command_line import options as options_module
-from ringar.launchers.elastic import elastic_plan
+from ringar.launchers.elastic import first_plan
 from ringar.launchers.errors import UsageError
 from ringar.launchers.function import outcomes
 from ringar.launchers.function.process import Launcher
 from ringar.launchers.function.rendezvous import VARIABLE, Server
-from ringar.launchers.plan import allocation
 from ringar.launchers.plan import hosts as hosts_module
+from ringar.launchers.plan import scheduler_hosts
 from ringar.launchers.plan.request import Request
 from ringar.launchers.start.choose import Choice, choose
 
@@ -124,7 +124,7 @@ def _arguments(
         words += ["-x", name]
     words += [*options, "-m", "ringar.launchers.function.worker"]
     request = _request(words)
-    knows_hosts = request.hosts or request.discovery_script or allocation.find(os.environ)
+    knows_hosts = request.hosts or request.discovery_script or scheduler_hosts.find(os.environ)
     if request.num_proc is None and not knows_hosts:
         number = max(len(nvidia.visible_gpus(os.environ)) or 2, request.min_np or 1)
         words[:0] = ["-np", str(min(number, request.max_np or number))]
@@ -163,7 +163,7 @@ def call_elastic(
 
 def _is_elastic(request: Request) -> bool:
     try:
-        return elastic_plan.is_wanted(request)
+        return first_plan.is_wanted(request)
     except UsageError as error:
         raise ValueError(f"ringar.run: {error}") from None
 

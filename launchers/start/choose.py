@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ringar.launchers.errors import UsageError
-from ringar.launchers.plan import allocation
+from ringar.launchers.plan import scheduler_hosts
 from ringar.launchers.plan.hosts import Host, fill, is_this_host
 from ringar.launchers.plan.request import Request
 from ringar.launchers.start import mpi, srun
@@ -45,7 +45,7 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
         UsageError: the launcher cannot serve the hosts, there are fewer slots than ranks, or the
             number of ranks is unknown.
     """
-    given = allocation.find(environ) if request.launcher != "local" else None
+    given = scheduler_hosts.find(environ) if request.launcher != "local" else None
     hosts, source = request.hosts, request.source
     if not hosts and given is not None:
         hosts, source = given.hosts, f"of the {given.scheduler} allocation"

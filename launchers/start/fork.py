@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO, Literal
 
 from ringar.launchers.plan.job_plan import JobPlan, RankPlan
+from ringar.launchers.start import segment
 from ringar.launchers.supervise import failures, janitor, job_control, recipients, signals
-from ringar.launchers.supervise.ending import Ending
+from ringar.launchers.supervise.failure_policy import FailurePolicy
 from ringar.launchers.supervise.output import Stream
 from ringar.launchers.supervise.parts import Starter
 from ringar.launchers.supervise.ranks import Rank, spawn
@@ -29,7 +30,7 @@ def run(job: JobPlan) -> int:
     Raises:
         UsageError: the program cannot be executed, or a file for its output cannot be written.
     """
-    return Runner(job, Fork(), Ending()).run()
+    return Runner(job, Fork(), FailurePolicy()).run()
 
 
 def rank_stdin(rank: int) -> int:
@@ -63,7 +64,7 @@ class Fork(Starter):
         closes: Sequence[str] = (),
     ) -> None:
         self._stdin, self._closes = stdin, closes
-        self._segment = os.memfd_create("ringar-shared-segment") if has_segment else -1
+        self._segment = segment.make() if has_segment else -1
         self._janitor: subprocess.Popen[bytes] | None = None
         self._janitor_pipe = -1
 

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from ringar.launchers.errors import UsageError
 from ringar.launchers.plan import cpus, gpus, job_plan
-from ringar.launchers.plan.allocation import counts
 from ringar.launchers.plan.job_plan import JobPlan, RankPlan
 from ringar.launchers.plan.program import check_executable
+from ringar.launchers.plan.scheduler_hosts import counts
 from ringar.launchers.start.fork import Fork
 from ringar.launchers.supervise import signals
-from ringar.launchers.supervise.guard_ending import GuardEnding
+from ringar.launchers.supervise.guard_failure_policy import GuardFailurePolicy
 from ringar.launchers.supervise.runner import Runner
 
 
@@ -151,11 +151,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def make() -> Runner:
         here = place(os.environ)
         check_executable(options.command[0], os.environ.get("PATH"))
-        ending = GuardEnding(options.grace, options.asked_by)
+        policy = GuardFailurePolicy(options.grace, options.asked_by)
         # mpirun and srun give the terminal to rank 0, and nothing to the others. The ranks of a
         # host find each other by MPI, and make a segment.
         start = Fork(stdin=lambda rank: 0, has_segment=False)
-        return Runner(make_plan(options, here), start, ending, asked_by=options.asked_by)
+        return Runner(make_plan(options, here), start, policy, asked_by=options.asked_by)
 
     return run(make)
 

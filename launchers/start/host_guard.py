@@ -42,7 +42,7 @@ from ringar.launchers.plan.program import check_executable
 from ringar.launchers.start import guard, member_path
 from ringar.launchers.start.fork import Fork
 from ringar.launchers.supervise import signals
-from ringar.launchers.supervise.guard_ending import GuardEnding
+from ringar.launchers.supervise.guard_failure_policy import GuardFailurePolicy
 from ringar.launchers.supervise.runner import Runner
 
 VARIABLE = "RINGAR_SPREAD"
@@ -181,8 +181,8 @@ def make(options: argparse.Namespace) -> Runner | None:
         {WORLD_VARIABLE: world, LISTENER_VARIABLE: listener.detach()} for listener in listeners
     ]
     start = Fork(_stdin(here.stdin), closes=[LISTENER_VARIABLE])  # a rank that is gone is silent
-    ending = GuardEnding(options.grace, of_host=True)
-    runner = Runner(plan_of(options, here, files), start, ending, asked_by=signals.ASK)
+    policy = GuardFailurePolicy(options.grace, of_host=True)
+    runner = Runner(plan_of(options, here, files), start, policy, asked_by=signals.ASK)
     control.follow(runner, lambda said: runner.on_signal(said["signal"]))
     return runner
 

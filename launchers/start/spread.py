@@ -37,7 +37,7 @@ from ringar.launchers.start.host_guard import ANSWER, BY_SLURM, VARIABLE
 from ringar.launchers.start.mpi import NONE
 from ringar.launchers.start.ssh import Agent
 from ringar.launchers.supervise import clock, failures, graces, janitor, signals
-from ringar.launchers.supervise.ending import Ending
+from ringar.launchers.supervise.failure_policy import FailurePolicy
 from ringar.launchers.supervise.output import Stream
 from ringar.launchers.supervise.parts import Starter
 from ringar.launchers.supervise.ranks import Rank, bound_to_launcher
@@ -169,8 +169,8 @@ class Guards(Starter):
             self.tell(way, {"signal": number})
 
 
-class WayEnding(Ending):
-    """The ending of a job on its hosts, which may lose some; before it begins, all must answer.
+class WayFailurePolicy(FailurePolicy):
+    """What a failure means for a job on hosts, of which it may lose some once all have answered.
 
     Args:
         guards: the ways to the hosts.
@@ -344,12 +344,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             commands = [command_for(start, i, host) for i, host in enumerate(start.hosts)]
         guards = Guards(commands.__getitem__, first_line(start))
         words = guard.parser(None).parse_args(start.program[3:])  # behind "python -m MODULE"
-        ending = WayEnding(guards, start.hosts, for_ranks(), words.job, words.max_failures)
+        policy = WayFailurePolicy(guards, start.hosts, for_ranks(), words.job, words.max_failures)
         ways = [RankPlan(i, len(commands), i, len(commands)) for i in range(len(commands))]
         if commands[0][0] == "env":  # no ssh, which could not pass the file on
             ways[0] = replace(ways[0], files={"stdin": os.dup(0)})
         job = JobPlan("spread", ("ringarrun",), tuple(ways))
-        return Runner(job, guards, ending, asked_by=signals.ASK).run()
+        return Runner(job, guards, policy, asked_by=signals.ASK).run()
     except UsageError as error:
         print(f"ringarrun: error: {error}", file=sys.stderr)
         return error.code

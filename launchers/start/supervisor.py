@@ -34,7 +34,7 @@ from ringar.launchers.plan.job_plan import JobPlan, RankPlan
 from ringar.launchers.start.fork import rank_stdin
 from ringar.launchers.start.hosts_plan import HostsPlan
 from ringar.launchers.supervise import clock, failures, graces, signals
-from ringar.launchers.supervise.ending import Ending
+from ringar.launchers.supervise.failure_policy import FailurePolicy
 from ringar.launchers.supervise.output import Stream
 from ringar.launchers.supervise.parts import Starter
 from ringar.launchers.supervise.ranks import ExitStatus, Rank, bound_to_launcher
@@ -48,9 +48,9 @@ _LONGEST_REPORT = 1 << 10
 
 def run(job: HostsPlan) -> int:
     """Run `job` to its end and return the exit code for the launcher."""
-    ending = ReportEnding(job)
+    policy = ReportFailurePolicy(job)
     command = JobPlan(job.job, job.command.words, (RankPlan(0, 1, 0, 1),))
-    return Runner(command, Command(job, ending), ending).run()
+    return Runner(command, Command(job, policy), policy).run()
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Failure:
     is_consequence: bool
 
 
-class ReportEnding(Ending):
-    """The ending of a job of mpirun or srun, by the reports of its guards."""
+class ReportFailurePolicy(FailurePolicy):
+    """What a failure means for a job of mpirun or srun, by the reports of its guards."""
 
     def __init__(self, job: HostsPlan) -> None:
         super().__init__()
@@ -170,26 +170,26 @@ class ReportEnding(Ending):
 class ReportStream(Stream):
     """The standard error of the command, which is shown as it is, but for the reports."""
 
-    def __init__(self, fd: int, ending: ReportEnding) -> None:
-        super().__init__(fd, ending.runner.err)
-        self._ending = ending
+    def __init__(self, fd: int, policy: ReportFailurePolicy) -> None:
+        super().__init__(fd, policy.runner.err)
+        self._policy = policy
 
     def _feed(self, data: bytes) -> None:
         *lines, rest = (bytes(self._line) + data).split(b"\n")
         for line in lines:
-            match = self._ending.pattern.search(line)
+            match = self._policy.pattern.search(line)
             if match is None:
-                self._ending.show(line + b"\n")
+                self._policy.show(line + b"\n")
             else:  # which may stand behind the unfinished line of another rank
-                self._ending.show(line[: match.start()])
-                self._ending.on_report(match)
+                self._policy.show(line[: match.start()])
+                self._policy.on_report(match)
         if len(rest) > _LONGEST_LINE:  # its end may be the beginning of a report
-            self._ending.show(rest[:-_LONGEST_REPORT])
+            self._policy.show(rest[:-_LONGEST_REPORT])
             rest = rest[-_LONGEST_REPORT:]
         self._line[:] = rest
 
     def _finish_line(self) -> None:
-        self._ending.show(bytes(self._line))
+        self._policy.show(bytes(self._line))
 
 
 class Command(Starter):
@@ -198,8 +198,8 @@ class Command(Starter):
     outputs = ("stderr",)
     carries_output = False
 
-    def __init__(self, job: HostsPlan, ending: ReportEnding) -> None:
-        self._job, self._ending = job, ending
+    def __init__(self, job: HostsPlan, policy: ReportFailurePolicy) -> None:
+        self._job, self._policy = job, policy
         self._is_paused = False
 
     def begin(self) -> None:
@@ -221,7 +221,7 @@ class Command(Starter):
 
     def stream(self, plan: RankPlan, name: str, fd: int) -> Stream:
         """Return the stream that reads the reports."""
-        return ReportStream(fd, self._ending)
+        return ReportStream(fd, self._policy)
 
     def remains(self) -> set[int]:
         """Return the command's process, if it lives."""

@@ -1,4 +1,4 @@
-"""Parts of a runner: how processes begin, and whether ranks change; `ending.py` has the third."""
+"""Parts of a runner: how processes begin, and whether ranks change (third: `failure_policy.py`)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Joins:
 
     def on_exit(self, rank: Rank, now: float) -> None:
         """Take the end of a process."""
-        self.runner.ending.on_exit(rank, now)
+        self.runner.failure_policy.on_exit(rank, now)
 
     def on_stop(self) -> None:
         """Tell the processes that the job ends."""

@@ -4,8 +4,8 @@ One thread runs one loop. The loop never blocks on the reader of the output: a s
 not keep the launcher from noticing that a rank has died.
 
 A runner is made of parts. A *starter* (`fork.py`, `spread.py`, `supervisor.py`) begins processes
-and takes signals to them; an *ending* (`ending.py`) says what a failure means; *joins*
-(`members.py`) let ranks change.
+and takes signals to them; a *failure policy* (`failure_policy.py`) says what a failure means;
+*joins* (`members.py`) let ranks change.
 
 Four events end a job, all in the same way: the launcher sends SIGTERM to the processes that still
 run, and SIGKILL `graces.KILL` seconds later, until no process of the job is left. After a signal
@@ -32,7 +32,7 @@ from functools import partial
 
 from ringar.launchers.plan.job_plan import JobPlan, RankPlan
 from ringar.launchers.supervise import clock, failures, graces, job_control, signals
-from ringar.launchers.supervise.ending import Ending, Stop
+from ringar.launchers.supervise.failure_policy import FailurePolicy, Stop
 from ringar.launchers.supervise.output import BACKLOG, Screen, Stream, screens
 from ringar.launchers.supervise.parts import Joins, Starter
 from ringar.launchers.supervise.ranks import ExitWatch, Rank
@@ -48,7 +48,7 @@ class Runner:
     Args:
         job: the job.
         start: how its processes begin.
-        ending: what a failure means.
+        failure_policy: what a failure means.
         joins: lets ranks change; None: they stay.
         asked_by: the signal by which the launcher above asks to stop. None: this is the launcher,
             and stops with the ranks on Ctrl-Z.
@@ -58,11 +58,12 @@ class Runner:
         self,
         job: JobPlan,
         start: Starter,
-        ending: Ending,
+        failure_policy: FailurePolicy,
         joins: Joins | None = None,
         asked_by: int | None = None,
     ) -> None:
-        self.job, self.start, self.ending, self.joins = job, start, ending, joins or Joins()
+        self.job, self.start = job, start
+        self.failure_policy, self.joins = failure_policy, joins or Joins()
         self.asked_by = asked_by
         self.ranks: list[Rank] = []
         self.stop = Stop()
@@ -71,7 +72,7 @@ class Runner:
         self._exits = ExitWatch()
         self._poll = selectors.PollSelector()
         self._interests: dict[int, int] = {}
-        start.runner = ending.runner = self.joins.runner = self
+        start.runner = failure_policy.runner = self.joins.runner = self
 
     def run(self) -> int:
         """Run the job to its end and return the exit code.
@@ -89,8 +90,8 @@ class Runner:
                     self.turn(self._timeout(clock.now()))
             finally:
                 self._end()
-            self.ending.report()
-            code = self.ending.exit_code()
+            self.failure_policy.report()
+            code = self.failure_policy.exit_code()
             self.flush()
         return code
 
@@ -145,7 +146,7 @@ class Runner:
 
     def _step(self, now: float) -> bool:
         """Take the actions that are due; return whether the job has ended."""
-        self.ending.step(now)
+        self.failure_policy.step(now)
         for rank in self._exits.ended():
             rank.stderr.drain()  # its last lines tell the kind of failure
             self.joins.on_exit(rank, now)
@@ -185,7 +186,7 @@ class Runner:
                 self.note(f"processes that could not be killed: {alive}")
                 return True
         elif stop.kill_at is None and stop.term_at is not None and now >= stop.term_at:
-            stop.kill_at = now + self.ending.kill_grace()
+            stop.kill_at = now + self.failure_policy.kill_grace()
             for rank in self.ranks:
                 rank.stopped = rank.status is None
             self.joins.on_stop()
@@ -233,7 +234,7 @@ class Runner:
             if self._exits.poll_interval is not None:
                 dues.append(self._exits.poll_interval)
             timeout = max(0.0, min(dues)) if dues else None
-        return self.joins.timeout(self.ending.timeout(timeout))
+        return self.joins.timeout(self.failure_policy.timeout(timeout))
 
     # Files
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ringar.job import survivors
+from ringar.job import mpi_survivors
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -76,9 +76,9 @@ def measure(comm: MPI.Comm, hosts: Sequence[int]) -> dict[str, float]:
     if len(set(hosts)) == 1:
         hosts = range(size)
     first = {host: hosts.index(host) for host in hosts}
-    of_host = survivors.part(comm.Split(hosts[rank], rank))
+    of_host = mpi_survivors.part(comm.Split(hosts[rank], rank))
     leads = first[hosts[rank]] == rank
-    of_leads = survivors.part(comm.Split(0 if leads else 1, rank))
+    of_leads = mpi_survivors.part(comm.Split(0 if leads else 1, rank))
     with of_host as local, of_leads as between:
         link = _link(between) if leads else None
         comm.Barrier()

@@ -1,7 +1,7 @@
 """The membership of a rank in an elastic job: how it meets the others, and hears of changes.
 
-Ranks come and go, so no environment variable can tell a rank its place. The launcher
-(launchers/elastic/worlds.py) keeps the list of the processes that live, and makes *worlds* of them.
+Ranks come and go, so no environment variable can tell a rank its place. The launcher keeps the list
+of living processes, and makes *worlds* of them (launchers/elastic/next_world.py).
 A world is immutable: a number, its *generation*, the ranks in it, and a shared segment of its own.
 `ringar.init()` enters a world and `ringar.shutdown()` leaves it, in the same process any number of
 times.
@@ -23,7 +23,7 @@ its rank and the number of ranks are true from then on, and what it computes bef
 state meets what they compute in the new world: their reset callbacks.
 
 In a job of MPI that outlives ranks there is no such launcher, and no rank can join: see
-`ringar.job.survivors`.
+`ringar.job.mpi_survivors`.
 
 Nothing here needs TensorFlow or NumPy: the launcher uses `send` and `receive`, too.
 """
@@ -121,7 +121,7 @@ def is_by_launcher() -> bool:
 
 
 def is_by_mpi() -> bool:
-    """Return whether MPI tells which ranks live, as the user has asked (`survivors`)."""
+    """Return whether MPI tells which ranks live, as the user has asked (`mpi_survivors`)."""
     return os.environ.get(BY_MPI_VARIABLE) == "1" and "RINGAR_RANK" not in os.environ
 
 

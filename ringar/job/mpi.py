@@ -26,9 +26,9 @@ from ringar.job import (
     cost_model,
     membership,
     mpi_host,
+    mpi_survivors,
     native,
     other_launchers,
-    survivors,
 )
 from ringar.job.cost_model import Tables
 from ringar.job.stopwatch import Stopwatch
@@ -132,8 +132,8 @@ def join(start_timeout: float) -> Place:
     """
     mpi = _mpi4py()
     _initialize(mpi)
-    with survivors.losses(mpi):
-        return _meet(mpi, survivors.world(mpi, start_timeout), start_timeout)
+    with mpi_survivors.losses(mpi):
+        return _meet(mpi, mpi_survivors.world(mpi, start_timeout), start_timeout)
 
 
 def _meet(mpi: ModuleType, world: MPI.Intracomm, start_timeout: float) -> Place:
@@ -145,7 +145,7 @@ def _meet(mpi: ModuleType, world: MPI.Intracomm, start_timeout: float) -> Place:
     _compare(world, prefix)
     with contextlib.ExitStack() as undo:
         of_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
-        with survivors.part(cast("MPI.Intracomm", of_host)) as local:
+        with mpi_survivors.part(cast("MPI.Intracomm", of_host)) as local:
             firsts = world.allgather(local.bcast(world.Get_rank()))
             segment_fd, trouble = mpi_host.share_memory(local, prefix, undo)
             mpi_host.publish_bound_cpus(local)
@@ -182,7 +182,7 @@ def agree(communicator: MPI.Intracomm, error: Exception | None) -> None:
         RingarError: on the other ranks; names the rank and its error. A class of ringar is kept.
     """
     error_here = None if error is None else (type(error).__name__, str(error))
-    with survivors.losses(_mpi4py()):
+    with mpi_survivors.losses(_mpi4py()):
         everyone = communicator.allgather(error_here)
     if error is not None:
         raise error
@@ -207,7 +207,7 @@ def leave(place: Place, *, failed: bool) -> None:
     global _communicator
     if failed or membership.is_by_mpi():
         _communicator = None
-    survivors.leave(place.communicator, failed=failed)
+    mpi_survivors.leave(place.communicator, failed=failed)
     if place.segment_fd >= 0:
         os.close(place.segment_fd)
 
@@ -351,7 +351,7 @@ def _own_communicator(mpi: ModuleType, world: MPI.Intracomm) -> MPI.Intracomm:
     global _communicator
     is_needed = _communicator is None or membership.is_by_mpi()
     if any(world.allgather(is_needed)):  # allreduce of mpi4py waits where no loss is told
-        _communicator = survivors.own(world.Dup())
+        _communicator = mpi_survivors.own(world.Dup())
     assert _communicator is not None  # some rank has none, so all have a new one
     return _communicator
 

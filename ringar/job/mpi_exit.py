@@ -23,7 +23,7 @@ class _ExitWhenDeleted:
         self._as_failed = code != 0 and membership.is_by_mpi()
 
     def __del__(self) -> None:
-        if self._as_failed:  # see `survivors`
+        if self._as_failed:  # see `mpi_survivors`
             self._kill(*self._arguments)
         self._exit(self._code)
 

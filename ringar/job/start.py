@@ -16,13 +16,13 @@ from ringar.job import (
     membership,
     mpi,
     mpi_exit,
+    mpi_survivors,
     native,
     other_launchers,
     place,
     process_sets,
     reach,
     settings,
-    survivors,
     tcp,
     threads,
     timeline,
@@ -241,7 +241,7 @@ def _at_exit() -> None:
     # The program may have caught the error, but other ranks are missing: do not exit with 0.
     if mpi.is_in_job() and (code or _has_failed):
         mpi_exit.end_without_finalize(code or 1)
-    elif mpi.is_in_job() and survivors.are_left():
+    elif mpi.is_in_job() and mpi_survivors.are_left():
         mpi_exit.end_without_finalize(0)
     else:
         mpi.finalize()

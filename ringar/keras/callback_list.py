@@ -7,7 +7,7 @@ distributed optimizer), and the order in which the user wrote the callbacks does
 
 - `Distributed` comes before Keras' callbacks that read metrics, which see those of all ranks then.
 - Callbacks that write (`callback_traits`) stay on the first rank only. Files appear whole.
-- `agreement.Agreement` comes behind all callbacks, and lets all ranks stop if one has decided so.
+- `last_callback.LastCallback` comes behind all callbacks: if one rank stops, all ranks stop.
 - `backup.Backup` takes the place of BackupAndRestore, on all ranks, behind all others: what it
   saves at the end of an epoch has what the others did there.
 - The state of a callback that runs everything itself, such as `Elastic`, comes before a backup's.
@@ -27,9 +27,9 @@ from ringar.errors import MismatchError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import callback_traits, training_state
-from ringar.keras.agreement import Agreement
 from ringar.keras.backup import Backup, Settings, tell
 from ringar.keras.fitting import Coordinated
+from ringar.keras.last_callback import LastCallback
 from ringar.keras.redraw import Redraw
 from ringar.keras.save_on_signal import SaveOnSignal
 from ringar.keras.whole_file import SavedWhole
@@ -128,7 +128,7 @@ class DistributedListMixin:
         all_of_them, steps = zip(*ranks, strict=True)
         counts = [number for number in steps if number is not None]
         self._common_steps = min(counts, default=None) if len(set(steps)) > 1 else None
-        self._append(Agreement(self._process_set, self._distributed.check))
+        self._append(LastCallback(self._process_set, self._distributed.check))
         if not all_of_them[0]:
             if any(all_of_them):
                 raise MismatchError(

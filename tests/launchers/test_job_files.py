@@ -16,7 +16,7 @@ from ringar.launchers.start.choose import choose
 from tests.launchers.programs import write
 from tests.plugin.jobs import ROOT
 
-MANIFEST = ROOT / "launchers/kubernetes/train.yaml"
+MANIFEST = ROOT / "launchers/templates/kubernetes.yaml"
 SCHEMA = Path(__file__).parent / "mpijob_schema.yaml"
 
 
@@ -104,7 +104,7 @@ def test_ringarrun_understands_the_launcher_command(
 
 
 def test_the_sbatch_file_is_a_script_whose_options_sbatch_has() -> None:
-    path = ROOT / "launchers/slurm/train.sbatch"
+    path = ROOT / "launchers/templates/slurm.sbatch"
     subprocess.run(["bash", "-n", str(path)], check=True, timeout=30)
     names = re.findall(r"^#SBATCH (--[a-z-]+)=", path.read_text(), re.MULTILINE)
     assert {"--nodes", "--ntasks-per-node", "--cpus-per-task", "--time"} <= set(names)

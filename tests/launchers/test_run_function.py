@@ -154,7 +154,7 @@ def test_the_number_of_ranks_where_none_is_given(
 
     monkeypatch.setattr("ringar.launchers.function.run._is_elastic", stop)
     monkeypatch.setattr("ringar.job.nvidia.visible_gpus", lambda environ: [])
-    monkeypatch.setattr("ringar.launchers.plan.allocation.find", lambda environ: None)
+    monkeypatch.setattr("ringar.launchers.plan.scheduler_hosts.find", lambda environ: None)
     with pytest.raises(InterruptedError):
         ringar.run(print, **call)
     assert [request.num_proc for request in seen] == [number]

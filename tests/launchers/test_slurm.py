@@ -173,7 +173,7 @@ def test_values_of_variables_survive(environ: dict[str, str]) -> None:
 
 
 def test_the_job_file(environ: dict[str, str], tmp_path: Path, train: tuple[str, ...]) -> None:
-    """launchers/slurm/train.sbatch, as it is but for what one small node cannot give."""
+    """launchers/templates/slurm.sbatch, as it is but for what one small node cannot give."""
     home = tmp_path / "environment"
     (home / "bin").mkdir(parents=True)
     (home / "bin/activate").write_text(f'export PATH="{home}/bin:$PATH"\n')
@@ -182,7 +182,7 @@ def test_the_job_file(environ: dict[str, str], tmp_path: Path, train: tuple[str,
     smaller = ("--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", f"--output={output}")
     result = subprocess.run(
         [
-            *("sbatch", "--wait", *smaller, str(ROOT / "launchers/slurm/train.sbatch")),
+            *("sbatch", "--wait", *smaller, str(ROOT / "launchers/templates/slurm.sbatch")),
             *train,
         ],
         env={**environ, "RINGAR_ENVIRONMENT": str(home)},

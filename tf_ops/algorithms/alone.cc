@@ -2,8 +2,8 @@
 
 #include <cstring>
 
-#include "engine/collectives.h"
 #include "engine/reduce.h"
+#include "engine/ways_to_run.h"
 
 namespace ringar {
 

@@ -9,10 +9,10 @@
 #include "algorithms/in_lanes.h"
 #include "algorithms/recursive_doubling.h"
 #include "algorithms/wire_codec.h"
-#include "engine/collectives.h"
 #include "engine/communicator.h"
 #include "engine/staging_buffers.h"
 #include "engine/tuning.h"
+#include "engine/ways_to_run.h"
 
 namespace ringar {
 

@@ -2,8 +2,8 @@
 
 #pragma once
 
-#include "engine/collectives.h"
 #include "engine/communicator.h"
+#include "engine/ways_to_run.h"
 
 namespace ringar {
 

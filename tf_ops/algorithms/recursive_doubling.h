@@ -15,8 +15,8 @@
 
 #include <cstddef>
 
-#include "engine/collectives.h"
 #include "engine/inter_node_communicator.h"
+#include "engine/ways_to_run.h"
 
 namespace ringar {
 

@@ -2,8 +2,8 @@
 
 #pragma once
 
-#include "engine/collectives.h"
 #include "engine/intra_node_communicator.h"
+#include "engine/ways_to_run.h"
 
 namespace ringar {
 

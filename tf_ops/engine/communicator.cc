@@ -4,7 +4,7 @@
 #include <iterator>
 #include <map>
 
-#include "engine/collectives.h"
+#include "engine/ways_to_run.h"
 
 namespace ringar {
 namespace {

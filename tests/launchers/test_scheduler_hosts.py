@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ringar.launchers.errors import UsageError
-from ringar.launchers.plan.allocation import Allocation, counts, expand, find
 from ringar.launchers.plan.hosts import Host
+from ringar.launchers.plan.scheduler_hosts import Allocation, counts, expand, find
 
 
 @pytest.mark.parametrize(

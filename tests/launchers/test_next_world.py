@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ringar.launchers.elastic import worlds
+from ringar.launchers.elastic import next_world
 from ringar.launchers.elastic.discovery import Discovery
 from ringar.launchers.elastic.fleet import End
+from ringar.launchers.elastic.next_world import Limits, Worlds
 from ringar.launchers.elastic.partition import left_out
 from ringar.launchers.elastic.roster import Member, Stage
-from ringar.launchers.elastic.worlds import Limits, Worlds
 from ringar.launchers.plan.hosts import Host, parse
 
 LOST = "is lost: the way to its host ended"
@@ -205,7 +205,7 @@ def test_a_process_that_does_not_come_is_killed_once_and_then_its_host_given_up(
 def test_trouble_is_told_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = Named("a:1")
     fleet = Fleet("a:1", limits(1, 1), hosts)
-    monkeypatch.setattr(worlds, "_REPEAT", 60.0)
+    monkeypatch.setattr(next_world, "_REPEAT", 60.0)
     for now in range(130):
         hosts.trouble = "it fails" if now % 2 == 0 else ""
         fleet.worlds.step(float(now))

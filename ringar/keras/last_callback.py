@@ -9,7 +9,7 @@ from ringar.keras import checks
 from ringar.keras.synchronize import agree
 
 
-class Agreement(keras.callbacks.Callback):
+class LastCallback(keras.callbacks.Callback):
     """Stop all ranks if a callback of any rank has stopped its own; compare what callbacks set.
 
     Args:

@@ -50,8 +50,8 @@ class Stop:
         return code - 128 in self.passed_on
 
 
-class Ending:
-    """The ending of ranks on this host, below no guard; others are derived from it.
+class FailurePolicy:
+    """What a failure means for ranks on this host, below no guard; others are derived from it.
 
     Attributes:
         failures: the ranks that failed before they were told to stop, in the order of their death.

@@ -1,4 +1,4 @@
-"""The ending of ranks below a guard, which reports to the launcher how they end.
+"""What a failure means for ranks below a guard, which reports to the launcher how they end.
 
 mpirun and srun kill all ranks within milliseconds after one has ended with an error. So the guard
 of a failed rank reports the failure, waits `--grace` seconds, and only then ends with the rank's
@@ -18,7 +18,7 @@ import time
 
 from ringar.launchers.plan.job_plan import RankPlan
 from ringar.launchers.supervise import clock, failures, graces, signals
-from ringar.launchers.supervise.ending import Ending
+from ringar.launchers.supervise.failure_policy import FailurePolicy
 from ringar.launchers.supervise.ranks import Rank
 from ringar.launchers.supervise.reports import CONSEQUENCE, report
 
@@ -26,8 +26,8 @@ _PARENT_CHECK = 1.0  # seconds between two checks that mpirun's daemon still liv
 _TICK = 0.01  # seconds between two checks that it has read all output
 
 
-class GuardEnding(Ending):
-    """The ending of the ranks of a guard.
+class GuardFailurePolicy(FailurePolicy):
+    """What a failure means for the ranks of a guard.
 
     Args:
         grace: seconds for the other ranks of the job after a failure.

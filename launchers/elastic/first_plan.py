@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ringar.job import membership
 from ringar.launchers.elastic.discovery import Discovery
-from ringar.launchers.elastic.worlds import Limits
+from ringar.launchers.elastic.next_world import Limits
 from ringar.launchers.errors import UsageError
-from ringar.launchers.plan import allocation, hosts, job_plan
+from ringar.launchers.plan import hosts, job_plan, scheduler_hosts
 from ringar.launchers.plan.cpus import Cpu
 from ringar.launchers.plan.job_plan import JobPlan
 from ringar.launchers.plan.request import Request
@@ -61,8 +61,11 @@ def complete(
         if sum(host.slots for host in request.hosts) < (request.min_np or 1):
             source = watched or "--host-discovery-script"
             request = replace(request, hosts=_wait(discovery, request), source=source)
-    elif not request.hosts and request.launcher != "local" and (given := allocation.find(environ)):
-        request = replace(request, hosts=given.hosts, source=f"of the {given.scheduler} allocation")
+    elif not request.hosts and request.launcher != "local":
+        allocation = scheduler_hosts.find(environ)
+        if allocation is not None:
+            source = f"of the {allocation.scheduler} allocation"
+            request = replace(request, hosts=allocation.hosts, source=source)
     if request.elastic_dir is not None:
         _make_folder(request.elastic_dir)
         folder = f"{membership.FOLDER_VARIABLE}={request.elastic_dir}"
@@ -106,7 +109,7 @@ def is_on_this_host(
 
 def _has_agent(request: Request, environ: Mapping[str, str]) -> bool:
     """Return whether this host can reach others that discovery may tell later."""
-    scheduler = given.scheduler if (given := allocation.find(environ)) else None
+    scheduler = given.scheduler if (given := scheduler_hosts.find(environ)) else None
     if scheduler == "SLURM" and srun.is_there(environ):
         return True
     asked = (request.ssh_command, request.ssh_port, request.ssh_identity, environ.get(ssh.VARIABLE))

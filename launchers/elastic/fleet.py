@@ -16,7 +16,8 @@ class End:
     """The end of a process.
 
     Attributes:
-        process: its name in messages: "process 17", "process 17 on h2".
+        process: its name in messages: "process 17 on h2", and with its place, once that is
+            known: "rank 1 (slot 2, process 17 on h2)".
         code: its exit code, as a shell would report it.
         ending: how it ended: "failed with exit code 3".
         grace: seconds for the rank whose loss this one may only have reported.

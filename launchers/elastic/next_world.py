@@ -117,10 +117,11 @@ class Worlds:
             end = replace(end, ending="is ended")
         if end is None or self.trouble:
             return
+        end = replace(end, process=_name(end, member))
         self._stop_start()
         if member.stage is Stage.LEFT:
             self._slots.left(slot, now)
-            self._fleet.note(f"{_name(end, member)} has left; {self._rest()}")
+            self._fleet.note(f"{end.process} has left; {self._rest()}")
         elif end.code == 0:
             self.roster.is_finishing = True
         else:
@@ -186,7 +187,7 @@ class Worlds:
         others = len(self.roster.living)
         if self.roster.generation == 0 and end.with_host and others >= self.roster.min_np:
             self._slots.absent(member.slot, now)
-            self._fleet.note(f"{_name(end, member)} {end.ending}; {others} start without it")
+            self._fleet.note(f"{end.process} {end.ending}; {others} start without it")
             return
         if self.roster.is_finishing or self.roster.generation == 0:
             # Nobody does its work again; and what cannot start ends the job, as in others.
@@ -196,7 +197,7 @@ class Worlds:
             return
         seconds = self._slots.failed(member.slot, now)
         cooling = f"; its slot is not used for {seconds:g} s" if seconds else ""
-        self._fleet.note(f"{_name(end, member)} {end.ending}; {self._rest()}{cooling}")
+        self._fleet.note(f"{end.process} {end.ending}; {self._rest()}{cooling}")
 
     def _rest(self) -> str:
         count = sum(member.rank is not None for member in self.roster.living.values())

@@ -250,9 +250,7 @@ class WorldFailurePolicy(FailurePolicy):
         elif self.stop.signal:
             self.note_signal()
         elif cause is not None:
-            self.runner.note(
-                f"a rank of the job ({cause.process}) {cause.ending}; the others were stopped"
-            )
+            self.runner.note(f"{cause.process} {cause.ending}; the others were stopped")
         elif not self._worlds.roster.is_finishing:
             self.runner.note("all ranks have left, and none has come to its end")
 

@@ -186,6 +186,8 @@ def test_a_host_that_is_lost_during_the_start_ends_the_job_only_if_too_few_are_l
         fleet.worlds.begin(0.0)
         fleet.end_of(1, 1.0, ending=ending)
         assert fleet.is_over
+        assert fleet.worlds.cause is not None
+        assert fleet.worlds.cause.process == "a rank that had not joined (slot 1, a process)"
 
 
 def test_a_process_that_does_not_come_is_killed_once_and_then_its_host_given_up() -> None:

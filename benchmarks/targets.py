@@ -72,10 +72,10 @@ def targets(f: Figures) -> list[Target]:
     added = f.seconds("ringar_op", 4 * KIB) - f.seconds("empty_op", 4 * KIB, key="fastest")
     group = f.ratios("ringar_group", "ringar_engine", [RESNET50_BYTES], "allreduce-group")
 
-    def faster(what: str, sizes: list[int], of_both: float, of_intel: float) -> list[Target]:
+    def faster(sizes_text: str, sizes: list[int], of_both: float, of_intel: float) -> list[Target]:
         of = {"Open MPI": of_both, "MPICH": of_both, "Intel MPI": of_intel}
         return [
-            Target(f"allreduce {what}, of {title}", bound, "x",
+            Target(f"allreduce {sizes_text}, of {title}", bound, "x",
                    f.ratios(PEERS[title], "ringar_engine", sizes))
             for title, bound in of.items()
         ]  # fmt: skip

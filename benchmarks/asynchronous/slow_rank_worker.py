@@ -50,9 +50,9 @@ def main() -> None:
         return time.perf_counter() - start
 
     # Ranks in step all take as many. The first steps trace, and wait for others that begin.
-    one = min(step() for _ in range(WARM_UP))
-    one = float(ringar.allreduce(np.array([one]), ringar.Max)[0])
-    most = max(int(options["seconds"] / one), 1) if server is None else sys.maxsize
+    step_seconds = min(step() for _ in range(WARM_UP))
+    step_seconds = float(ringar.allreduce(np.array([step_seconds]), ringar.Max)[0])
+    most = max(int(options["seconds"] / step_seconds), 1) if server is None else sys.maxsize
     ringar.barrier()
     times: list[float] = []
     begin = time.perf_counter()
@@ -60,9 +60,9 @@ def main() -> None:
         step()
         times.append(time.perf_counter() - begin)
     _finish(model, server)
-    late = [] if server is None else asynchronous.staleness_histogram(server.log()).tolist()
-    wrong = weights_differ(model)
-    write_report(options, ringar.rank(), {"times": times, "staleness": late, "wrong": wrong})
+    histogram = [] if server is None else asynchronous.staleness_histogram(server.log()).tolist()
+    errors = weights_differ(model)
+    write_report(options, ringar.rank(), {"times": times, "staleness": histogram, "wrong": errors})
     ringar.shutdown()
 
 

@@ -64,10 +64,10 @@ def measure(
     Raises:
         JobFailedError: a job did not end well.
     """
-    found: list[dict[int, list[float]]] = [{size: [] for size in sizes} for _ in tunings]
+    series: list[dict[int, list[float]]] = [{size: [] for size in sizes} for _ in tunings]
     options = {"collective": "allreduce", "sizes": sizes, "budget_bytes": 128 * MIB}
     for number in range(rounds):
-        for tuning, times in zip(tunings, found, strict=True):
+        for tuning, times in zip(tunings, series, strict=True):
             print(f"round {number + 1} of {rounds}: {ranks} ranks, {tuning}", file=sys.stderr)
             with tuned(tuning):
                 reports = measure_peer(peer, ranks, options, deadline=300)
@@ -75,7 +75,7 @@ def measure(
                 raise JobFailedError(f"wrong results with RINGAR_TUNING={tuning}")
             for index, size in enumerate(sizes):
                 times[size].append(median(slowest_rank(reports, index)))
-    return [{size: median(values) for size, values in times.items()} for times in found]
+    return [{size: median(values) for size, values in times.items()} for times in series]
 
 
 def choose_slice(times: list[Times]) -> int:
@@ -121,13 +121,13 @@ def choose(ranks: int, rounds: int, inline: int | None) -> Choice:
         return ranks, chosen, small, inline
 
     tunings = [f"inline={limit}" for limit in (NEVER, ALWAYS)]
-    woken, alone = (t[4 * KIB] for t in measure("ringar_op", ranks, [4 * KIB], tunings, rounds))
+    woken, inlined = (t[4 * KIB] for t in measure("ringar_op", ranks, [4 * KIB], tunings, rounds))
     engine = {**{size: min(one_exchange[size], blocks[size]) for size in sizes},
               **slices[SLICES.index(chosen)]}  # fmt: skip
-    inline = choose_inline(woken, alone, engine)
+    inline = choose_inline(woken, inlined, engine)
     print(
         f"\n{ranks} ranks: an op of 4 KiB takes {report.time_text(woken)} through the engine's "
-        f"thread, {report.time_text(alone)} without: inline up to {report.size_text(inline)}"
+        f"thread, {report.time_text(inlined)} without: inline up to {report.size_text(inline)}"
     )
     return ranks, chosen, small, inline
 

@@ -9,13 +9,13 @@ def parser(
     program: str, about: str | None, output: str = "writes OUTPUT.json"
 ) -> argparse.ArgumentParser:
     """Returns a parser with `--output` for `python -m PROGRAM`, whose help is a docstring."""
-    made = argparse.ArgumentParser(
+    cli = argparse.ArgumentParser(
         prog=f"python -m {program}",
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--output", help=output)
-    return made
+    cli.add_argument("--output", help=output)
+    return cli
 
 
 def parse_size(text: str) -> int:

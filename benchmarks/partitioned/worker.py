@@ -56,11 +56,11 @@ def batch(options: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     return images, rng.integers(0, CLASSES, options["batch"])
 
 
-def limit_memory(more: int) -> None:
+def limit_memory(extra_bytes: int) -> None:
     """Lets this process take so many bytes more than it has now."""
     status = Path("/proc/self/status").read_text().splitlines()
     data = next(line for line in status if line.startswith("VmData:"))
-    limit = int(data.split()[1]) * 1024 + more
+    limit = int(data.split()[1]) * 1024 + extra_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
@@ -69,19 +69,19 @@ def expected_bytes(model: keras.Model, options: dict[str, Any]) -> dict[str, int
     import ringar
 
     ranks, numbers = ringar.size(), 4 * options["batch"]
-    found = {}
+    volumes = {}
     for i in range(options["layers"]):
         layer = model.get_layer(f"layer{i}")
         if options["kind"] == "dense":
             # Backward a reduce-scatter; the first layer reads the images, which have no gradient.
-            found[layer.name] = 2 * (ranks - 1) * numbers * int(layer.units) if i else 0
+            volumes[layer.name] = 2 * (ranks - 1) * numbers * int(layer.units) if i else 0
             continue
         me, reach = ringar.rank(), layer.reach
-        sent = reach.pixels_sent(me)
+        pixels = reach.pixels_sent(me)
         came = sum(reach.sent(part, me).area for part in range(ranks) if part != me) if i else 0
         channels = layer.input.shape[-1]
-        found[layer.name] = (sent + came) * channels * numbers
-    return {name: count for name, count in found.items() if count}
+        volumes[layer.name] = (pixels + came) * channels * numbers
+    return {name: count for name, count in volumes.items() if count}
 
 
 def measure(model: keras.Model, options: dict[str, Any]) -> dict[str, Any]:
@@ -110,13 +110,13 @@ def measure(model: keras.Model, options: dict[str, Any]) -> dict[str, Any]:
         rounds.append(times)
     steps = options["rounds"] * options["steps"]
     traffic = ringar.stats(by="layer")
-    sent = {name: one.bytes / steps for name, one in traffic.items() if one.bytes}
+    volumes = {name: entry.bytes / steps for name, entry in traffic.items() if entry.bytes}
     expected = expected_bytes(model, options)
     return {
         "losses": history.history["loss"],
         "rounds": rounds,
-        "bytes": sent,
-        "wrong_bytes": [name for name, count in expected.items() if sent.get(name, 0) != count],
+        "bytes": volumes,
+        "wrong_bytes": [name for name, count in expected.items() if volumes.get(name, 0) != count],
     }
 
 

@@ -28,8 +28,8 @@ from types import ModuleType
 
 def names() -> list[str]:
     """Returns the names of all adapters; files named `*_peer.py` have what several share."""
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name for name in found if not name.endswith("_peer"))
+    modules = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name for name in modules if not name.endswith("_peer"))
 
 
 def load(name: str) -> ModuleType:

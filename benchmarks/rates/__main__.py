@@ -57,14 +57,14 @@ def text(rows: list[dict[str, Any]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     options = command.parser("benchmarks.rates", __doc__).parse_args(arguments)
-    here = machine.describe()
+    host = machine.describe()
     try:
         rows = measure()
     except JobFailedError as error:
         print(f"not measured: {error}", file=sys.stderr)
         return 1
-    print(f"# {machine.headline(here)}\n{text(rows)}")
-    results.keep("rates", here, {"tried": {}, "rows": rows, "missing": {}}, options.output)
+    print(f"# {machine.headline(host)}\n{text(rows)}")
+    results.keep("rates", host, {"tried": {}, "rows": rows, "missing": {}}, options.output)
     return 0
 
 

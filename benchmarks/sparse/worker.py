@@ -31,7 +31,7 @@ def read_partition(path: str) -> Any:
 
 def write_partition(path: Path, partition: Any) -> None:
     """Writes a placement."""
-    owners = {f"owners_{number}": own for number, own in enumerate(partition.owners)}
+    owners = {f"owners_{number}": owner for number, owner in enumerate(partition.owners)}
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, parts=partition.parts, **owners)
 
@@ -50,7 +50,7 @@ def main() -> None:
     ringar.init(intra_op_threads=options["threads"], deadline=240)
     before = now_bytes()
     grid = Grid(model=ringar.size())
-    layers = nets.drawn(*options["net"])
+    layers = nets.make_net(*options["net"])
     partition = read_partition(options["partition"]) if options["partition"] else "block"
     net = SparseNet(layers, grid=grid, partition=partition, kernel=options["kernel"])
     del layers
@@ -79,13 +79,15 @@ def main() -> None:
         rounds.append(times)
     steps = options["rounds"] * options["steps"]
     traffic = ringar.stats().items()
-    sent = {kind: sum(one.bytes for name, one in traffic if name.endswith(f"/{kind}")) / steps
-            for kind in ("states", "gradients", "outputs")}  # fmt: skip
+    volumes = {
+        kind: sum(entry.bytes for name, entry in traffic if name.endswith(f"/{kind}")) / steps
+        for kind in ("states", "gradients", "outputs")
+    }
     result = {
         "losses": history.history["loss"],
         "rounds": rounds,
         "words": sum(net.words),
-        "sent": sent,
+        "sent": volumes,
         "memory": peak_bytes() - before,
         "nonzeros": int(sum(rows.values.shape[0] for rows in net.rows)),
     }

@@ -76,7 +76,7 @@ def main() -> None:
         "parameters": int(model.count_params()),
         "slots": int(sum(np.prod(v.shape) for v in optimizer.variables if len(v.shape))),
         "memory": peak_bytes() - before,
-        "bytes": {name: one.bytes / steps for name, one in traffic.items() if one.bytes},
+        "bytes": {name: entry.bytes / steps for name, entry in traffic.items() if entry.bytes},
     }
     write_report(options, ringar.rank(), result)
     ringar.shutdown()

@@ -93,8 +93,8 @@ def arrows(names: set[str]) -> list[tuple[str, str]]:
 
     return sorted(
         (name, other)
-        for name, others in direct.items()
-        for other in others.difference(*map(reached, others))
+        for name, targets in direct.items()
+        for other in targets.difference(*map(reached, targets))
     )
 
 

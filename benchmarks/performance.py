@@ -9,14 +9,13 @@ is what a person has written about them.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from math import isnan
 from typing import Any
 
 from benchmarks import peers
-from benchmarks.harness import machine, results
+from benchmarks.harness import command, machine, results
 from benchmarks.harness import targets as bounds
 from benchmarks.harness.report import size_text, table, time_text
 from benchmarks.rates.__main__ import text as rates_text
@@ -109,11 +108,7 @@ def fill_page(page: str, kinds: list[results.Kind]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.performance",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("benchmarks.performance", __doc__, output=None)
     parser.add_argument("--check", action="store_true", help="writes nothing")
     options = parser.parse_args(arguments)
     page = PAGE.read_text()

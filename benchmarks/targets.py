@@ -9,13 +9,12 @@ Bounds differ between machines whose cores share a cache and others (`python -m 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.collectives.__main__ import DEFAULT_SIZES
-from benchmarks.harness import machine, results
+from benchmarks.harness import command, machine, results
 from benchmarks.harness import targets as bounds
 from benchmarks.harness.command import parse_size
 from benchmarks.harness.report import KIB, MIB
@@ -109,11 +108,7 @@ def table_text(kind: results.Kind) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.targets",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("benchmarks.targets", __doc__, output=None)
     parser.add_argument("--all", action="store_true", help="all kinds of machines")
     options = parser.parse_args(arguments)
     path = results.path_here(machine.describe())

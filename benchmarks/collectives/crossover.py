@@ -18,7 +18,6 @@ inline
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from math import prod
 from statistics import median
 
 from benchmarks.collectives.measure import measure_peer
-from benchmarks.harness import machine, report
+from benchmarks.harness import command, machine, report
 from benchmarks.harness.processes import JobFailedError
 from benchmarks.harness.report import KIB, MIB
 from benchmarks.harness.series import slowest_rank
@@ -149,11 +148,7 @@ def table_text(choices: list[Choice]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.collectives.crossover",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("benchmarks.collectives.crossover", __doc__, output=None)
     parser.add_argument("--ranks", default="2,4,8", help="numbers of ranks (default 2,4,8)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each case (default 3)")
     parser.add_argument("--write", action="store_true", help="write the table; then build again")

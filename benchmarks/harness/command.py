@@ -6,15 +6,19 @@ import argparse
 
 
 def parser(
-    program: str, about: str | None, output: str = "writes OUTPUT.json"
+    program: str, about: str | None, output: str | None = "writes OUTPUT.json"
 ) -> argparse.ArgumentParser:
-    """Returns a parser with `--output` for `python -m PROGRAM`, whose help is a docstring."""
+    """Returns a parser for `python -m PROGRAM`, whose help is the docstring `about`.
+
+    It has the option `--output`, with `output` as its help, unless that is None.
+    """
     cli = argparse.ArgumentParser(
         prog=f"python -m {program}",
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    cli.add_argument("--output", help=output)
+    if output is not None:
+        cli.add_argument("--output", help=output)
     return cli
 
 

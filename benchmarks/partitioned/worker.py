@@ -8,13 +8,12 @@ reports whether it could train.
 from __future__ import annotations
 
 import resource
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.harness.worker import now_bytes, peak_bytes, read_options, write_report
+from benchmarks.harness.worker import now_bytes, peak_bytes, read_options, train, write_report
 
 if TYPE_CHECKING:
     import keras
@@ -91,29 +90,13 @@ def measure(model: keras.Model, options: dict[str, Any]) -> dict[str, Any]:
     import ringar
 
     dataset = tf.data.Dataset.from_tensors(batch(options)).repeat()
-    history = model.fit(
-        dataset, epochs=CHECKED_STEPS, steps_per_epoch=1, verbose=0,
-        callbacks=[ringar.callbacks.Distributed()],
-    )  # fmt: skip
-    step, data = model.train_function, iter(dataset)
-    step(data)
-    ringar.reset_stats()
-    rounds = []
-    for _ in range(options["rounds"]):
-        times = []
-        for _ in range(options["steps"]):
-            ringar.barrier()
-            start = time.perf_counter()
-            step(data)
-            ringar.barrier()
-            times.append(time.perf_counter() - start)
-        rounds.append(times)
+    losses, rounds = train(model, dataset, CHECKED_STEPS, options)
     steps = options["rounds"] * options["steps"]
     traffic = ringar.stats(by="layer")
     volumes = {name: entry.bytes / steps for name, entry in traffic.items() if entry.bytes}
     expected = expected_bytes(model, options)
     return {
-        "losses": history.history["loss"],
+        "losses": losses,
         "rounds": rounds,
         "bytes": volumes,
         "wrong_bytes": [name for name, count in expected.items() if volumes.get(name, 0) != count],

@@ -8,13 +8,12 @@ since partitioning is no part of a step.
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.worker import now_bytes, peak_bytes, read_options, write_report
+from benchmarks.harness.worker import now_bytes, peak_bytes, read_options, train, write_report
 from benchmarks.sparse import nets
 
 CHECKED_STEPS = 3
@@ -60,23 +59,7 @@ def main() -> None:
     shape = (options["batch"], options["net"][1])
     x, y = (rng.standard_normal(shape, np.float32) for _ in range(2))
     dataset = tf.data.Dataset.from_tensors((x, y)).repeat()
-    history = net.fit(
-        dataset, epochs=CHECKED_STEPS, steps_per_epoch=1, verbose=0,
-        callbacks=[ringar.callbacks.Distributed()],
-    )  # fmt: skip
-    step, data = net.train_function, iter(dataset)
-    step(data)
-    ringar.reset_stats()
-    rounds = []
-    for _ in range(options["rounds"]):
-        times = []
-        for _ in range(options["steps"]):
-            ringar.barrier()
-            start = time.perf_counter()
-            step(data)
-            ringar.barrier()
-            times.append(time.perf_counter() - start)
-        rounds.append(times)
+    losses, rounds = train(net, dataset, CHECKED_STEPS, options)
     steps = options["rounds"] * options["steps"]
     traffic = ringar.stats().items()
     volumes = {
@@ -84,7 +67,7 @@ def main() -> None:
         for kind in ("states", "gradients", "outputs")
     }
     result = {
-        "losses": history.history["loss"],
+        "losses": losses,
         "rounds": rounds,
         "words": sum(net.words),
         "sent": volumes,

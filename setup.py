@@ -158,7 +158,7 @@ def _replace(built: Path, target: Path) -> None:
 
 
 def _compiler_arguments() -> dict[str, str]:
-    """Returns what tells CMake its compiler."""
+    """Returns the options that tell CMake its compiler."""
     toolchain = find_toolchain()
     if toolchain is not None:
         return {"CMAKE_TOOLCHAIN_FILE": str(toolchain)}

@@ -84,7 +84,7 @@ def tables(kind: results.Kind) -> str:
 
 
 def strip_padding(text: str) -> str:
-    """Returns tables without what pads their columns, so that a figure changes its line alone."""
+    """Returns tables without padding, so that a changed figure changes its line alone."""
     return re.sub(r"-{3,}", "---", re.sub(r" {2,}", " ", text))
 
 

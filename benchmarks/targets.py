@@ -1,4 +1,4 @@
-"""The targets of ringar beside what was measured on a kind of machine.
+"""The targets of ringar beside the figures of a kind of machine.
 
     python -m benchmarks.targets         on this kind, as it was recorded
     python -m benchmarks.targets --all   on all kinds that were recorded

@@ -39,7 +39,7 @@ SERVED = {
 
 
 def main() -> None:
-    """Train by each method, and print what the nets can."""
+    """Train by each method, and print the nets' accuracy."""
     options = parse()
     ringar.init()
     train, test = load()

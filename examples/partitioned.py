@@ -25,7 +25,7 @@ Images = tuple[np.ndarray, np.ndarray]
 
 
 def main() -> None:
-    """Train on strips, then print what was sent, and the accuracy of the net as a whole."""
+    """Train on strips, then print the traffic, and the accuracy of the whole net."""
     options = parse()
     ringar.init()
     keras.utils.set_random_seed(options.seed)

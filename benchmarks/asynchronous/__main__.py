@@ -1,4 +1,4 @@
-"""What do fewer exchanges than steps save where the network is slow?
+"""How much time do fewer exchanges than steps save on a slow network?
 
     python -m benchmarks.asynchronous --output build/bench-asynchronous
     python -m benchmarks.asynchronous --rounds 1 --rate 1000

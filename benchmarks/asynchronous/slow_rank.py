@@ -1,4 +1,4 @@
-"""What becomes of a job one of whose ranks is slow?
+"""How much does one slow rank slow a job down?
 
     python -m benchmarks.asynchronous.slow_rank --output build/slow-rank
 

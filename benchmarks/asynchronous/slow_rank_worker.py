@@ -49,7 +49,7 @@ def main() -> None:
         time.sleep((slow - 1) * (time.perf_counter() - start))
         return time.perf_counter() - start
 
-    # Ranks in step all take as many. The first steps trace, and wait for others that begin.
+    # Synchronous ranks take equally many. The first steps trace, and wait for others that begin.
     step_seconds = min(step() for _ in range(WARM_UP))
     step_seconds = float(ringar.allreduce(np.array([step_seconds]), ringar.Max)[0])
     most = max(int(options["seconds"] / step_seconds), 1) if server is None else sys.maxsize
@@ -87,7 +87,7 @@ def _finish(model: Any, server: Any) -> None:
     model.optimizer._exchange.period.settle()
     server.close()
     ringar.barrier()
-    # What others have pushed since is on rank 0, too.
+    # Rank 0 has the later pushes of the others, too.
     ringar.broadcast_variables(model.trainable_variables, root_rank=0)
 
 

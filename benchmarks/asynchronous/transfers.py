@@ -27,7 +27,7 @@ WORKER = "benchmarks.asynchronous.transfers_worker"
 
 
 def measure(job: dict[str, Any], hosts: bool, rate: float) -> dict[str, Any]:
-    """Runs the job; returns the seconds of each turn, by size and by what was done.
+    """Runs the job; returns the seconds of each turn, by size and way.
 
     Raises:
         JobFailedError: the job failed.

@@ -42,7 +42,7 @@ def in_engine(window: Any, kind: int, array: np.ndarray) -> Callable[[], Any]:
 
 
 def measure(size: int, rounds: int) -> tuple[dict[str, list[float]], int]:
-    """Returns the seconds of each turn by what was done, and the number of wrong elements."""
+    """Returns the seconds of each turn by way, and the number of wrong elements."""
     import keras
 
     import ringar

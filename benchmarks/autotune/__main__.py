@@ -1,4 +1,4 @@
-"""Is a training that Autotune has tuned ever slower than with the defaults, or than it could be?
+"""Is training tuned by Autotune ever slower than with the defaults, or with the best settings?
 
     python -m benchmarks.autotune --output build/autotune
     python -m benchmarks.autotune --only host

@@ -131,7 +131,7 @@ def grid_of(model: Any) -> list[Settings]:
 
 
 def in_turn(model: Any, chosen: Settings, options: dict[str, Any]) -> dict[str, Any]:
-    """Measures the grid, and then its fastest in turn with what was chosen and the defaults."""
+    """Measures the grid, then in turn its fastest settings, the chosen ones and the defaults."""
     from ringar.keras.tuned import DEFAULTS
 
     steps = Steps(model, options)

@@ -39,7 +39,7 @@ def wrong_elements(run: Callable[[], Any], array: np.ndarray, expected: np.ndarr
         return expected.size
     errors = int(np.count_nonzero(result != expected))
     if result.flags.writeable and not np.may_share_memory(result, array):
-        result.fill(-1)  # what a later call leaves as it was must not look right
+        result.fill(-1)  # elements that a later call leaves unchanged must be wrong
     return errors
 
 

@@ -78,7 +78,7 @@ class Bench:
         peer.stream.synchronize()
 
     def _count_errors(self, peer: Peer, results: Arrays, calls: int = 1) -> int:
-        """Counts elements that are not those of so many calls in place; of another shape: all."""
+        """Counts wrong elements after so many calls in place; of another shape: all."""
         factor = self.case.growth(self._ranks.size, calls)
         if not peer.communicates or factor is None:
             return 0

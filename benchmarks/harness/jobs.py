@@ -1,4 +1,4 @@
-"""Runs a worker on every rank of a job and brings back what the ranks report."""
+"""Runs a worker on every rank of a job and returns the ranks' reports."""
 
 from __future__ import annotations
 

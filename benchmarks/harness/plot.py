@@ -1,4 +1,4 @@
-"""Pictures: matplotlib without a screen, and the command that draws what was measured."""
+"""Pictures: matplotlib without a screen, and the command that draws measurements."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What workers share; a worker is the program that a benchmark runs on every rank of a job.
+"""Common parts of workers: the programs that a benchmark runs on every rank of a job.
 
-`benchmarks.harness.jobs.run_worker` starts it with its options as JSON on the command line. It
+`benchmarks.harness.jobs.run_worker` starts one with its options as JSON on the command line. It
 leaves its report as JSON in the folder that the options name. TensorFlow and ringar are imported
 where they are used: workers of other peers run without them.
 """

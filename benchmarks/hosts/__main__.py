@@ -92,7 +92,7 @@ DELAYED = tuple(
 
 @dataclass
 class Measured:
-    """Rows, and the reasons of those that are missing."""
+    """Rows, and the reasons of missing ones."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     training: list[dict[str, Any]] = field(default_factory=list)

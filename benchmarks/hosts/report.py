@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.hosts`: what was measured between hosts, beside its targets."""
+"""The tables of `benchmarks.hosts`: figures between hosts, beside their targets."""
 
 from __future__ import annotations
 

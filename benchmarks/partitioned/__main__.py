@@ -1,4 +1,4 @@
-"""What do local connections send, on images that are cut, and what full ones? What fits where?
+"""How many bytes do local and full connections send on cut images, and what fits where?
 
     python -m benchmarks.partitioned --output build/partitioned
     python -m benchmarks.partitioned --rounds 1 --steps 2 --small
@@ -40,7 +40,7 @@ MEMORY = 1400 * report.MIB
 
 @dataclass
 class Measured:
-    """Hold the rows, and what was wrong."""
+    """The rows, and the faults of results."""
 
     equal: list[dict[str, Any]] = field(default_factory=list)
     large: list[dict[str, Any]] = field(default_factory=list)
@@ -70,7 +70,7 @@ def summary(kind: str, ranks: int, reports: Reports) -> dict[str, Any]:
 
 
 def faults(rows: list[dict[str, Any]]) -> list[str]:
-    """Returns what is wrong with rows: losses that are not those of one rank, bytes."""
+    """Returns the faults of rows: losses other than those of one rank, and wrong bytes."""
     lines = []
     ones = {row["kind"]: row for row in rows if row["ranks"] == 1}
     for row in rows:

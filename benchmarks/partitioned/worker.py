@@ -84,7 +84,7 @@ def expected_bytes(model: keras.Model, options: dict[str, Any]) -> dict[str, int
 
 
 def measure(model: keras.Model, options: dict[str, Any]) -> dict[str, Any]:
-    """Trains, and returns losses, times, and what was sent."""
+    """Trains, and returns losses, times and traffic."""
     import tensorflow as tf
 
     import ringar

@@ -43,7 +43,7 @@ def plans(ranks: int) -> dict[str, Plan]:
 
 @dataclass
 class Measured:
-    """The reports of all jobs, and the reasons of those that are missing."""
+    """The reports of all jobs, and the reasons of missing ones."""
 
     turns: dict[str, list[Reports]] = field(default_factory=dict)
     """By plan, a job per round."""

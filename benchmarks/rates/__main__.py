@@ -49,7 +49,7 @@ def share_a_cache(rows: list[dict[str, Any]]) -> bool:
 
 
 def text(rows: list[dict[str, Any]]) -> str:
-    """Returns the rates, and what they mean, in a sentence."""
+    """Returns the rates and their meaning in a sentence."""
     rates = ", ".join(f"at {row['rate'] / 1e9:.0f} GB/s {row['copy']}" for row in rows)
     verdict = "share a cache" if share_a_cache(rows) else "share no cache"
     return f"A core copies {rates}: the cores evidently {verdict}."

@@ -69,7 +69,7 @@ class Job:
 
 @dataclass
 class Measured:
-    """The times of all jobs, and the reasons of those that are missing."""
+    """The times of all jobs, and the reasons of missing ones."""
 
     times: Outcome = field(default_factory=dict)
     costs: dict[int, tuple[float, float]] = field(default_factory=dict)

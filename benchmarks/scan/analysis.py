@@ -1,4 +1,4 @@
-"""What a scan over the layers of a net costs, level by level.
+"""The costs of a scan over the layers of a net, level by level.
 
     python -m benchmarks.scan.analysis --prune 0.97 --levels 2
 
@@ -48,7 +48,7 @@ class Analysis:
         stages: of the net, without those that only change shapes.
         sparsity: of each one's transposed Jacobian as it is, for these examples and weights.
         levels: of the scan.
-        stopped: why the scan goes up no further, or "".
+        obstacle: why the scan goes up no further, or "".
         rounds: of the scan.
         chain: of the plain chain.
         plain: operations of the plain chain if no weight and no derivative were zero.
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scan.analysis",
-        description="What a scan over the layers of a net costs, level by level.",
+        description="The costs of a scan over the layers of a net, level by level.",
     )
     parser.add_argument("--model", choices=["vgg11"], default="vgg11")
     parser.add_argument("--prune", type=float, default=0.97, help="share of the weights")

@@ -83,7 +83,7 @@ def _panel(axes: Any, outcome: Outcome, phase: str, cells: list[Cell], number: s
 
 
 def draw(data: dict[str, Any], path: str) -> None:
-    """Writes the picture of who wins.
+    """Writes the picture of the fastest ways.
 
     Raises:
         ValueError: nothing was measured that it could show.
@@ -148,7 +148,7 @@ def _crossover_panel(axes: Any, costs: scan_crossover.Costs, units: np.ndarray) 
 
 
 def draw_crossover(data: dict[str, Any], path: str) -> None:
-    """Writes the picture of the model; the right half from what was measured, if it was."""
+    """Writes the picture of the model; the right half from measured times, if any."""
     panels = {"By operations: a product is H vectors": scan_crossover.ARITHMETIC}
     seconds = {int(units): (pair[0], pair[1]) for units, pair in data.get("costs", {}).items()}
     if seconds:

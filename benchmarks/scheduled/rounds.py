@@ -47,7 +47,7 @@ class Reached:
 
 
 def schedulers(picks: int = PICKS) -> dict[str, Scheduler]:
-    """Returns what is compared."""
+    """Returns the schedulers to compare, by name."""
     return {
         "dynamic": Dynamic(picks, rho=RHO),
         "round robin": RoundRobin(picks, rho=RHO),

@@ -116,7 +116,7 @@ def time_text(rows: list[Row]) -> str:
 
 
 def targets(memory: list[Row], times: list[Row]) -> list[Target]:
-    """Returns the targets of what was measured."""
+    """Returns the targets of the measured rows."""
     cut = [row for row in memory if row["shard"] != "none"]
     goals = []
     if cut:

@@ -99,7 +99,7 @@ def memory(options: Options) -> dict[str, Any]:
     )
     weights = sum(4 * int(np.prod(w.shape)) for w in model.weights)
     optimizer.build(model.trainable_variables)
-    ctypes.CDLL(None).malloc_trim(0)  # what was given back, such as whole weights, counts no more
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory, as of whole weights, does not count
     usage = now_bytes() - before
     losses = [float(step()) for _ in range(2)]
     with open("/proc/self/clear_refs", "w") as file:

@@ -1,4 +1,4 @@
-"""The picture of `benchmarks.simulate`: allreduce times, efficiency, and what was published."""
+"""The picture of `benchmarks.simulate`: allreduce times, efficiency, and published figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws a sparse layer before and after its partition, and what placements send.
+"""Draws a sparse layer before and after its partition, and the words of placements.
 
     python -m benchmarks.sparse.plot build/sparse.json docs/pictures/sparse.png
 

@@ -40,7 +40,7 @@ def plans() -> dict[str, Plan]:
 
 @dataclass
 class Measured:
-    """Rows, and the reasons of those that are missing."""
+    """Rows, and the reasons of missing ones."""
 
     words: list[dict[str, Any]] = field(default_factory=list)
     kernels: list[dict[str, Any]] = field(default_factory=list)

@@ -61,7 +61,7 @@ EQUALS = {PARALLEL: ONE, SPLIT: ONE, HYBRID: ONE, ALL: UNGROUPED}
 
 @dataclass
 class Measured:
-    """Rows by plan, and the reasons of those that are missing."""
+    """Rows by plan, and the reasons of missing ones."""
 
     local: dict[Plan, dict[str, Any]] = field(default_factory=dict)
     hosts: dict[Plan, dict[str, Any]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Draws what AlexNet on two ranks sends, for `benchmarks.split`: the picture of docs/parallel.md.
+"""Draws AlexNet's traffic on two ranks, for `benchmarks.split`: the picture of docs/parallel.md.
 
     python -m benchmarks.split.plot build/split.json docs/pictures/parallel.png
 

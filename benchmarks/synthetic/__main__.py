@@ -1,4 +1,4 @@
-"""What do synthetic gradients cost in accuracy, and what do they bring when a rank is slow?
+"""What do synthetic gradients cost in accuracy, and what do they gain when a rank is slow?
 
     python -m benchmarks.synthetic --output build/synthetic
     python -m benchmarks.synthetic --ranks 2 --epochs 5 --only true,conditioned
@@ -50,7 +50,7 @@ def run(job: dict[str, Any], ranks: int) -> Reports:
 
 
 def row(way: str, seeds: list[Reports]) -> dict[str, Any]:
-    """Returns what the runs of a way have measured."""
+    """Returns the row of a way, from its runs."""
     return {
         "way": WAYS[way],
         "accuracy": mean(reports[0]["accuracy"][-1] for reports in seeds),

@@ -98,7 +98,7 @@ def in_turn(steps: list[Step], rounds: int, count: int) -> list[list[float]]:
 
     times: list[list[float]] = [[] for _ in steps]
     for number in range(rounds):
-        # In both directions: whoever follows a large candidate finds other caches.
+        # In both directions: a candidate that follows a large one finds other caches.
         order = list(range(len(steps)))[:: 1 if number % 2 else -1]
         for index in order:
             steps[index]()

@@ -29,7 +29,7 @@ STEPS = {"mlp": 300, "small_cnn": 20, "alexnet": 1, "resnet50": 1}
 """Steps per round and candidate."""
 
 _CLEARLY = 0.01
-"""By what part of a step a candidate has to win to be called better than the default."""
+"""The part of a step by which a candidate has to win to be called better than the default."""
 
 
 def candidates(sizes: list[int], firsts: list[int]) -> list[Candidate]:

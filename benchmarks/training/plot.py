@@ -29,7 +29,7 @@ STEP_COLORS = {
 def plot_scaling(path: str, rows: list[dict[str, Any]]) -> None:
     """Draws images/s against ranks, a panel per model, to `path`.png.
 
-    Bars are what was measured, with their part of ideal; lines ideal and, dashed, predicted.
+    Bars are measured rates, with their part of ideal; lines ideal and, dashed, predicted.
     """
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure, panels = pyplot().subplots(ncols=len(models), figsize=(3.6 * len(models), 4.2),

@@ -48,7 +48,7 @@ def host_parameters(short: float, long: float) -> Parameters:
 
 
 def measure_host() -> Parameters | None:
-    """Returns those of this machine, or None if an allreduce on two ranks cannot be measured."""
+    """Returns this machine's parameters, or None if no allreduce on two ranks can be measured."""
     outcome = measure.collect("allreduce", ["ringar_engine"], 2, [SHORT, LONG], 1, 1 << 30)
     times = [outcome.series.get(("ringar_engine", size)) for size in (SHORT, LONG)]
     short, long = (series.seconds if series else 0.0 for series in times)

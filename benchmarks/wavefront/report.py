@@ -15,7 +15,7 @@ from benchmarks.wavefront.worker import REFERENCE, TOLERANCE
 GAIN = 1.6
 """The target of two ranks, over one rank with the same kernels."""
 NO_SLOWER = 0.95
-"""The target of the automatic choice over layer by layer: what rounds differ by, allowed for."""
+"""The target of the automatic choice over layer by layer, with a margin for noise."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@
 
 namespace ringar {
 
-// `preparation`, when its turn has come, tells why this rank does not agree, or "".
+// `preparation` is called when its turn has come, and returns why this rank does not agree, or "".
 class Agreement : public Request {
  public:
   using Preparation = std::function<std::string()>;

@@ -76,7 +76,7 @@ class Request {
   // there is none to be had.
   virtual std::byte* allocate(size_t index, int64_t rows) = 0;
 
-  // What belongs to it when the ranks have done it, before the next request.
+  // Called when the ranks have done the request, before the next one.
   virtual Status conclude() { return {}; }
 
   // The last call that a request gets; it may delete itself here.
@@ -92,8 +92,8 @@ class Request {
     return elements * element_size();
   }
 
-  // Why this rank cannot take part in what it was asked, or "". The other ranks are told, so that
-  // all of them raise and none waits.
+  // Why this rank cannot take part, or "". The other ranks are told, so that all of them raise and
+  // none waits.
   virtual std::string rejection(int ranks) const;
 
   const Spec& spec;

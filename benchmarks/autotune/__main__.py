@@ -120,7 +120,7 @@ def targets(rows: list[Row]) -> list[Target]:
         Target(f"step as tuned, over {subject}", MOST_TIMES, "x", [entry[key] for entry in rows],
                at_most=True)
         for subject, key in (("the step with the defaults", "times"),
-                          ("the fastest of the full grid", "times_of_best"))
+                             ("the fastest of the full grid", "times_of_best"))
     ]  # fmt: skip
 
 

@@ -276,7 +276,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     counts = [int(count) for count in options.hosts.split(",")]
     outcome = collect(counts, options.rounds, options.mtu, options.skip.split(","),
-                    batch=options.batch, steps=options.steps, delay=options.delay)  # fmt: skip
+                      batch=options.batch, steps=options.steps, delay=options.delay)  # fmt: skip
     host = machine.describe()
     print(hosts_report.text(outcome.rows, outcome.training, host, options.mtu, outcome.versions))
     print(report.missing_lines(outcome.reasons), end="")

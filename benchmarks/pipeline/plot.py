@@ -39,7 +39,7 @@ def begin_of_view(ranks: list[Events], span: float) -> float:
 def inside(ranks: list[Events], begin: float, end: float) -> list[Events]:
     """Returns the visible events, in seconds from 0 on; batches are counted from the oldest."""
     views = [[event for event in events if event["begin"] < end and event["end"] > begin]
-            for events in ranks]  # fmt: skip
+             for events in ranks]  # fmt: skip
     oldest = min(event["batch"] for events in views for event in events)
 
     def moved(event: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def inside(ranks: list[Events], begin: float, end: float) -> list[Events]:
 def followed(ranks: list[Events]) -> int:
     """Returns the second batch that the first module begins, all of whose passes are visible."""
     batches = [event["batch"] for event in ranks[0]
-             if event["what"] == "forward" and event["begin"] >= -1e-9]  # fmt: skip
+               if event["what"] == "forward" and event["begin"] >= -1e-9]  # fmt: skip
     numbers = sorted(set(batches))
     return numbers[min(1, len(numbers) - 1)] if numbers else -1
 

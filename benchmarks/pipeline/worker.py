@@ -195,16 +195,14 @@ def train(options: Options) -> Report:
         model.compile(optimizer(), loss())
     else:
         model = residual(options["blocks"], options["width"])
-        base_optimizer = optimizer()
+        local_optimizer = optimizer()
         if plan == "data-parallel":
             import ringar
 
             dataset = ringar.data.shard(dataset, split_batches=True)
-            base_optimizer, callbacks = (
-                ringar.DistributedOptimizer(base_optimizer),
-                [ringar.callbacks.Distributed()],
-            )
-        model.compile(base_optimizer, loss(), jit_compile=False)
+            local_optimizer = ringar.DistributedOptimizer(local_optimizer)
+            callbacks = [ringar.callbacks.Distributed()]
+        model.compile(local_optimizer, loss(), jit_compile=False)
     dataset = dataset.repeat()
     history = model.fit(dataset, epochs=CHECKED_STEPS, steps_per_epoch=1, verbose=0,
                         callbacks=callbacks)  # fmt: skip
@@ -223,9 +221,8 @@ def train(options: Options) -> Report:
         if options["ranks"] > 1:
             import ringar
 
-            byte_counts.append(
-                sum(traffic.bytes for traffic in ringar.stats("collective").values())
-            )
+            traffic = ringar.stats("collective").values()
+            byte_counts.append(sum(count.bytes for count in traffic))
         if plan in SCHEDULES:
             events.extend(asdict(event) for event in model.record(False))
 

@@ -122,7 +122,7 @@ def add(outcome: Measured, job: Job, reports: Reports) -> None:
         for rank, figures in enumerate(cells):
             who = f"{job.place.title}{f', rank {rank}' if len(cells) > 1 else ''}, {cell}"
             outcome.faults += [f"{who}, {WAYS[way].title}: {text}"
-                            for way, text in figures["wrong"].items()]  # fmt: skip
+                               for way, text in figures["wrong"].items()]  # fmt: skip
             norms = outcome.norms.setdefault(cell, figures["norms"])
             pairs = zip(figures["norms"], norms, strict=True)
             if not all(abs(a - b) <= TOLERANCE * abs(b) for a, b in pairs):

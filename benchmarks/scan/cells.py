@@ -108,11 +108,7 @@ def slowest(reports: list[dict[str, Any]]) -> Times:
     """Returns the times of the slowest rank, given the reports of all ranks on a cell."""
     ways = {
         way: [
-            (
-                max(figures[0] for figures in turn),
-                max(figures[1] for figures in turn),
-                max(figures[2] for figures in turn),
-            )
+            (max(t[0] for t in turn), max(t[1] for t in turn), max(t[2] for t in turn))
             for turn in zip(*(r["rounds"][way] for r in reports), strict=True)
         ]
         for way in reports[0]["rounds"]
@@ -132,7 +128,7 @@ def to_rows(outcome: Outcome) -> list[dict[str, Any]]:
             ways = {
                 way: {"rounds": rounds, **{
                     phase: {"seconds": times.seconds(way, phase), "min": min(times.of(way, phase)),
-                           "max": max(times.of(way, phase))} for phase in WHATS}}
+                            "max": max(times.of(way, phase))} for phase in WHATS}}
                 for way, rounds in times.rounds.items()
             }  # fmt: skip
             size = {"steps": cell.steps, "batch": cell.batch, "units": cell.units}

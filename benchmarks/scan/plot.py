@@ -162,7 +162,7 @@ def draw_crossover(data: dict[str, Any], path: str) -> None:
         colors = _crossover_panel(panel, costs, units)
         panel.set_title(title, loc="left", fontsize=11)
         panel.text(10.5, 230, f"no number up to {scan_crossover.MOST:,}\nis enough", va="top",
-                 fontsize=9, color="0.35")  # fmt: skip
+                   fontsize=9, color="0.35")  # fmt: skip
     axes[0][0].text(28_000, UNITS * 1.06, "H = 20, as in the paper", ha="right", fontsize=8.5)
     axes[0][0].set_ylabel("H, units")
     bar = figure.colorbar(colors, ax=axes[0], label="workers needed for each chain", extend="max")

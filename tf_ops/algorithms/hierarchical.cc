@@ -111,7 +111,7 @@ class Hierarchical {
     }
   }
 
-  // Reduces this rank's slice of its own input and the others' send buffers, in rank order.
+  // Reduces this rank's slice from its own input and the others' send buffers, in rank order.
   void reduce_slice(size_t k, size_t turn) {
     const Chunk slice = in_turn(chunks_.slice(k, host_.rank()), turn, slice_bytes_);
     const size_t at = slice_bytes_ * static_cast<size_t>(host_.rank());

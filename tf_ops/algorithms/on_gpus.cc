@@ -33,12 +33,11 @@ namespace ringar {
 namespace {
 
 // A part of a collective that goes through the hosts: every rank's bytes to all ranks.
-class Exchange : private Spec, public Request {
+class Exchange : public InternalRequest {
  public:
-  Exchange(const Spec& of, const void* payload, size_t bytes)
-      : Spec(of), Request(static_cast<const Spec&>(*this)) {
-    collective = Collective::kAllgather;
-    dtype = DataType::kUint8;
+  Exchange(const Spec& of, const void* payload, size_t bytes) : InternalRequest(of) {
+    spec_.collective = Collective::kAllgather;
+    spec_.dtype = DataType::kUint8;
     tensors.push_back({static_cast<const std::byte*>(payload), nullptr, {}});
     tensors[0].shape.append(1);
     tensors[0].shape.append(static_cast<int64_t>(bytes));
@@ -48,7 +47,6 @@ class Exchange : private Spec, public Request {
     all_.resize(static_cast<size_t>(rows) * row_bytes(0));
     return all_.data();
   }
-  void complete(const Status&) override {}
 
   const std::byte* of(int rank) const {
     return all_.data() + static_cast<size_t>(rank) * row_bytes(0);
@@ -58,13 +56,11 @@ class Exchange : private Spec, public Request {
   std::vector<std::byte> all_;
 };
 
-class Handshake : private Spec, public Request {
+class Handshake : public InternalRequest {
  public:
-  explicit Handshake(const Spec& of) : Spec(of), Request(static_cast<const Spec&>(*this)) {
-    collective = Collective::kBarrier;
+  explicit Handshake(const Spec& of) : InternalRequest(of) {
+    spec_.collective = Collective::kBarrier;
   }
-  std::byte* allocate(size_t, int64_t) override { return nullptr; }
-  void complete(const Status&) override {}
 };
 
 struct Invitation {

@@ -63,10 +63,9 @@ class Pages {
   void* const memory_;
 };
 
-class Allreduce : public Request {
+class Allreduce : public InternalRequest {
  public:
-  Allreduce(DataType dtype, ReduceOp op, const std::byte* input, std::byte* output, size_t bytes)
-      : Request(spec_) {
+  Allreduce(DataType dtype, ReduceOp op, const std::byte* input, std::byte* output, size_t bytes) {
     spec_.collective = Collective::kAllreduce;
     spec_.dtype = dtype;
     spec_.op = op;
@@ -75,11 +74,6 @@ class Allreduce : public Request {
     shape.append(static_cast<int64_t>(bytes / size_of(dtype)));
     tensors.push_back({input, output, shape});
   }
-  std::byte* allocate(size_t, int64_t) override { return nullptr; }
-  void complete(const Status&) override {}
-
- private:
-  Spec spec_;
 };
 
 // The largest of the ranks' numbers, each by itself.

@@ -27,17 +27,12 @@ constexpr size_t kInlineBytesBetweenHosts = 4096;
 
 // The first collective of a job over several hosts without MPI. Its name has what all ranks must
 // have alike.
-class Meeting : public Request {
+class Meeting : public InternalRequest {
  public:
-  Meeting() : Request(spec_) {
+  Meeting() {
     spec_.name = "ringar.init() of ringar " RINGAR_VERSION;
     if (!tuning_overrides().empty()) spec_.name += ", RINGAR_TUNING=" + tuning_overrides();
   }
-  std::byte* allocate(size_t, int64_t) override { return nullptr; }
-  void complete(const Status&) override {}
-
- private:
-  Spec spec_;
 };
 
 }  // namespace

@@ -7,10 +7,10 @@ namespace ringar {
 namespace {
 
 // Gathers the ranks' descriptions of their parts. The name carries what they must agree on.
-class Opening : public Request {
+class Opening : public InternalRequest {
  public:
   Opening(int process_set, std::string name, const Window::Place& place, std::string why_not)
-      : Request(spec_), place_(place), why_not_(std::move(why_not)) {
+      : place_(place), why_not_(std::move(why_not)) {
     spec_.collective = Collective::kOpenWindow;
     spec_.dtype = DataType::kInt64;
     spec_.process_set = process_set;
@@ -24,12 +24,10 @@ class Opening : public Request {
     places.resize(static_cast<size_t>(rows));
     return reinterpret_cast<std::byte*>(places.data());
   }
-  void complete(const Status&) override {}
 
   std::vector<Window::Place> places;  // by rank of the process set
 
  private:
-  Spec spec_;
   const Window::Place place_;
   const std::string why_not_;
 };

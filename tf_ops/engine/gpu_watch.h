@@ -78,7 +78,7 @@ class GpuWatch {
   void fail(GpuCommunicator& group, const Status& why);
   // Waits a few seconds for the streams to come to rest, if they do.
   bool comes_to_rest();
-  // To be called when nothing is under way any longer. False if work on the GPU does not end: then
+  // Ends the watch; nothing is under way afterwards. False if work on the GPU does not end: then
   // all that it may still use has to stay.
   bool close();
 

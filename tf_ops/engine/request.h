@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/spec.h"
@@ -107,6 +108,17 @@ class Request {
 
   class Waiter* waiter =
       nullptr;  // the engine's own: who is told instead of complete(), if anybody
+};
+
+// A request that the engine makes for itself: its caller waits for the end.
+class InternalRequest : public Request {
+ public:
+  explicit InternalRequest(Spec spec = {}) : Request(spec_), spec_(std::move(spec)) {}
+  std::byte* allocate(size_t, int64_t) override { return nullptr; }
+  void complete(const Status&) override {}
+
+ protected:
+  Spec spec_;
 };
 
 // How `rows` are dealt to `ranks` when no splits are given: the first ones get one more.

@@ -236,10 +236,11 @@ Status SharedSegment::compare_starts() const {
               "on rank " +
                   name(r) + " than on rank " + name(0)};
     if (start.generation_bytes != layout_.generation)
-      return {RINGAR_MISMATCH,
-              "expected the same limit on file sizes on all ranks (ulimit -f), received another one "
-              "on rank " +
-                  name(r) + " than on rank " + name(rank_)};
+      return {
+          RINGAR_MISMATCH,
+          "expected the same limit on file sizes on all ranks (ulimit -f), received another one "
+          "on rank " +
+              name(r) + " than on rank " + name(rank_)};
     if (start.lack[0] != '\0')
       return {RINGAR_OUT_OF_MEMORY,
               "rank " + name(r) + " has too little shared memory: " + start.lack};

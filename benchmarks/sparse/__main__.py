@@ -32,13 +32,13 @@ from benchmarks.sparse import kernels, nets
 from benchmarks.sparse.report import (
     Measured,
     Plan,
+    count_errors,
     kernels_text,
     plans,
     speed_text,
     summary,
     targets,
     words_text,
-    wrong,
 )
 from benchmarks.sparse.worker import read_partition, write_partition
 
@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
         placed(net, "hypergraph", 2)
     if "speed" in parts:
         speed(outcome, chosen, job)
-    count = wrong(outcome, options.batch)
+    count = count_errors(outcome, options.batch)
     host = machine.describe()
     print(f"# Sparse nets, {machine.headline(host)}\n")
     for text in (words_text(outcome), kernels_text(outcome), speed_text(outcome)):

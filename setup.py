@@ -76,13 +76,13 @@ def find_tool(name: str) -> str:
     beside_python = os.pathsep.join(
         [sysconfig.get_path("scripts"), str(Path(sys.executable).parent)]
     )
-    found = shutil.which(name, path=beside_python) or shutil.which(name)
-    if found is None:
+    path = shutil.which(name, path=beside_python) or shutil.which(name)
+    if path is None:
         raise PlatformError(
             f"no {name}: builds without build isolation expect it in the environment; "
             f"run: pip install {name}"
         )
-    return found
+    return path
 
 
 def find_toolchain() -> Path | None:
@@ -96,9 +96,9 @@ def find_toolchain() -> Path | None:
         return None
     toolchain = ROOT / "tf_ops" / "cmake" / f"{machine}-linux-gnu.cmake"
     if not toolchain.exists():
-        known = ", ".join(path.stem for path in toolchain.parent.glob("*-linux-gnu.cmake"))
+        names = ", ".join(path.stem for path in toolchain.parent.glob("*-linux-gnu.cmake"))
         raise PlatformError(
-            f"expected a platform with a toolchain file in {toolchain.parent} ({known}), received "
+            f"expected a platform with a toolchain file in {toolchain.parent} ({names}), received "
             f"{machine} from _PYTHON_HOST_PLATFORM"
         )
     return toolchain
@@ -158,7 +158,7 @@ def _replace(built: Path, target: Path) -> None:
 
 
 def _compiler_arguments() -> dict[str, str]:
-    """Returns what tells CMake its compiler."""
+    """Returns the options that tell CMake its compiler."""
     toolchain = find_toolchain()
     if toolchain is not None:
         return {"CMAKE_TOOLCHAIN_FILE": str(toolchain)}
@@ -195,8 +195,8 @@ def portable_platform(plain: str, libraries: Iterable[Path]) -> str:
         return plain
     if re.search(rb"\0(GLIBCXX|CXXABI)_[\d.]+(?=\0)", text):
         return plain
-    needed = re.findall(rb"\0GLIBC_(\d+)\.(\d+)[\d.]*(?=\0)", text)
-    major, minor = max([OLDEST_GLIBC, *((int(major), int(minor)) for major, minor in needed)])
+    versions = re.findall(rb"\0GLIBC_(\d+)\.(\d+)[\d.]*(?=\0)", text)
+    major, minor = max([OLDEST_GLIBC, *((int(major), int(minor)) for major, minor in versions)])
     return plain.replace("linux_", f"manylinux_{major}_{minor}_", 1)
 
 
@@ -216,11 +216,13 @@ class PlatformWheel(bdist_wheel):
 
 def packages() -> dict[str, str]:
     """Returns every package with its directory, relative to the root as setuptools wants it."""
-    found = {name: name.replace(".", "/") for name in find_packages(include=["ringar", "ringar.*"])}
-    found["ringar.launchers"] = "launchers"
+    directories = {
+        name: name.replace(".", "/") for name in find_packages(include=["ringar", "ringar.*"])
+    }
+    directories["ringar.launchers"] = "launchers"
     for name in find_packages("launchers"):
-        found[f"ringar.launchers.{name}"] = f"launchers/{name.replace('.', '/')}"
-    return found
+        directories[f"ringar.launchers.{name}"] = f"launchers/{name.replace('.', '/')}"
+    return directories
 
 
 if __name__ == "__main__":

@@ -67,8 +67,8 @@ class Report:
         self.runs[title] = data
         results.record(title, machine.describe(), data)
         picture = f"\n![{heading}]({title}.png)\n" if has_picture else ""
-        missing = report.missing_lines(data["missing"]).replace("\n", "\n\n")
-        self.sections.append(f"\n## {heading}\n\n{table.rstrip()}\n\n{missing}{picture}")
+        reasons = report.missing_lines(data["missing"]).replace("\n", "\n\n")
+        self.sections.append(f"\n## {heading}\n\n{table.rstrip()}\n\n{reasons}{picture}")
         self.failed |= any(row.get("wrong") for row in data["rows"])
 
     def compare(
@@ -76,11 +76,11 @@ class Report:
         rounds: int,
     ) -> None:  # fmt: skip
         """Measures a collective against peers."""
-        found = collect(collective, names, ranks, sizes, rounds, BUDGET_BYTES, LIMIT)
-        rows = collective_report.rows(found.series, ranks, names, collective)
-        missing = {peers.load(name).TITLE: why for name, why in found.missing.items()}
+        outcome = collect(collective, names, ranks, sizes, rounds, BUDGET_BYTES, LIMIT)
+        rows = collective_report.rows(outcome.series, ranks, names, collective)
+        reasons = {peers.load(name).TITLE: why for name, why in outcome.reasons.items()}
         data = {"tried": {"peers": names, "sizes": sizes}, "ranks": ranks, "rows": rows,
-                "peers": found.versions, "missing": missing}  # fmt: skip
+                "peers": outcome.versions, "missing": reasons}  # fmt: skip
         table = f"Size: {DEFINITIONS[collective].size_is}.\n\n{collective_report.table_text(rows)}"
         has_picture = len(sizes) > 2 and bool(rows)
         if has_picture:
@@ -102,25 +102,25 @@ class Report:
         """Measures training steps against plain Keras."""
         counts = {"mlp": (1, 2, 4), "small_cnn": (1, 2)}
         cases = [(m, n, r) for m in counts for n in counts[m] for r in (False, True)]
-        found = jobs.collect(cases, self.rounds)
-        rows, missing = overhead.rows(found), jobs.failures(found)
-        tried = {"cases": [jobs.title(case) for case in cases]}
-        data = {"tried": tried, "rows": rows, "missing": missing}
+        outcome = jobs.collect(cases, self.rounds)
+        rows, reasons = overhead.rows(outcome), jobs.failures(outcome)
+        scope = {"cases": [jobs.title(case) for case in cases]}
+        data = {"tried": scope, "rows": rows, "missing": reasons}
         self.add("overhead", "Training steps", overhead.table_text(rows), data, False)
-        self.failed |= bool(missing)
+        self.failed |= bool(reasons)
 
     def scaling(self) -> None:
         """Measures images/s against ideal."""
         parameters = scaling.measure_host()
-        tried = jobs.cases(["mlp", "small_cnn", "alexnet", "resnet50"], [1, 2])
-        found = jobs.collect(tried, 1)
-        rows, missing = scaling.rows(found, parameters), jobs.failures(found)
+        cases = jobs.cases(["mlp", "small_cnn", "alexnet", "resnet50"], [1, 2])
+        outcome = jobs.collect(cases, 1)
+        rows, reasons = scaling.rows(outcome, parameters), jobs.failures(outcome)
         if rows:
             plot_scaling(str(REPORT / "scaling"), rows)
-        data = {"tried": {"cases": [jobs.title(case) for case in tried]}, "rows": rows,
-                "missing": missing}  # fmt: skip
+        data = {"tried": {"cases": [jobs.title(case) for case in cases]}, "rows": rows,
+                "missing": reasons}  # fmt: skip
         self.add("scaling", "Scaling", scaling.table_text(rows), data, bool(rows))
-        self.failed |= bool(missing)
+        self.failed |= bool(reasons)
 
     def write(self, minutes: float) -> str:
         """Writes report.md and returns its head, the targets beside what was measured."""

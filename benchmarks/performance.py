@@ -9,14 +9,13 @@ is what a person has written about them.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from math import isnan
 from typing import Any
 
 from benchmarks import peers
-from benchmarks.harness import machine, results
+from benchmarks.harness import command, machine, results
 from benchmarks.harness import targets as bounds
 from benchmarks.harness.report import size_text, table, time_text
 from benchmarks.rates.__main__ import text as rates_text
@@ -81,44 +80,40 @@ def tables(kind: results.Kind) -> str:
     if "overhead" in runs:
         parts += [f"Measured {when(runs['overhead'])}:", steps_text(runs["overhead"]["rows"])]
     measured = [target for target in targets(figures) if not all(map(isnan, target.measured))]
-    return narrow("\n\n".join([*parts, bounds.table(measured)]))
+    return strip_padding("\n\n".join([*parts, bounds.table(measured)]))
 
 
-def narrow(text: str) -> str:
-    """Returns tables without what pads their columns, so that a figure changes its line alone."""
+def strip_padding(text: str) -> str:
+    """Returns tables without padding, so that a changed figure changes its line alone."""
     return re.sub(r"-{3,}", "---", re.sub(r" {2,}", " ", text))
 
 
-def written(page: str, kinds: list[results.Kind]) -> str:
+def fill_page(page: str, kinds: list[results.Kind]) -> str:
     """Returns the page with the tables of all kinds.
 
     Raises:
         ValueError: a kind has no marks, or marks have no kind.
     """
-    found = {results.name_of(kind["cpu"], kind["cores"]): kind for kind in kinds}
+    by_name = {results.name_of(kind["cpu"], kind["cores"]): kind for kind in kinds}
     marked = [name for name, _ in BLOCK.findall(page)]
-    if sorted(marked) != sorted(found):
+    if sorted(marked) != sorted(by_name):
         raise ValueError(
-            f"expected marks for each kind in benchmarks/results/ ({', '.join(sorted(found))}), "
+            f"expected marks for each kind in benchmarks/results/ ({', '.join(sorted(by_name))}), "
             f"received marks for {', '.join(sorted(marked))}. The marks of a kind are the lines "
             f"{BEGIN.format('KIND')} and {END}"
         )
     return BLOCK.sub(
-        lambda match: f"{BEGIN.format(match[1])}\n\n{tables(found[match[1]])}\n\n{END}", page
+        lambda match: f"{BEGIN.format(match[1])}\n\n{tables(by_name[match[1]])}\n\n{END}", page
     )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.performance",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("benchmarks.performance", __doc__, output=None)
     parser.add_argument("--check", action="store_true", help="writes nothing")
     options = parser.parse_args(arguments)
     page = PAGE.read_text()
     try:
-        current = written(page, results.load_all())
+        current = fill_page(page, results.load_all())
     except ValueError as error:
         print(f"docs/performance.md: {error}", file=sys.stderr)
         return 1

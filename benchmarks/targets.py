@@ -1,4 +1,4 @@
-"""The targets of ringar beside what was measured on a kind of machine.
+"""The targets of ringar beside the figures of a kind of machine.
 
     python -m benchmarks.targets         on this kind, as it was recorded
     python -m benchmarks.targets --all   on all kinds that were recorded
@@ -9,13 +9,12 @@ Bounds differ between machines whose cores share a cache and others (`python -m 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.collectives.__main__ import DEFAULT_SIZES
-from benchmarks.harness import machine, results
+from benchmarks.harness import command, machine, results
 from benchmarks.harness import targets as bounds
 from benchmarks.harness.command import parse_size
 from benchmarks.harness.report import KIB, MIB
@@ -72,10 +71,10 @@ def targets(f: Figures) -> list[Target]:
     added = f.seconds("ringar_op", 4 * KIB) - f.seconds("empty_op", 4 * KIB, key="fastest")
     group = f.ratios("ringar_group", "ringar_engine", [RESNET50_BYTES], "allreduce-group")
 
-    def faster(what: str, sizes: list[int], of_both: float, of_intel: float) -> list[Target]:
+    def faster(sizes_text: str, sizes: list[int], of_both: float, of_intel: float) -> list[Target]:
         of = {"Open MPI": of_both, "MPICH": of_both, "Intel MPI": of_intel}
         return [
-            Target(f"allreduce {what}, of {title}", bound, "x",
+            Target(f"allreduce {sizes_text}, of {title}", bound, "x",
                    f.ratios(PEERS[title], "ringar_engine", sizes))
             for title, bound in of.items()
         ]  # fmt: skip
@@ -109,11 +108,7 @@ def table_text(kind: results.Kind) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.targets",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("benchmarks.targets", __doc__, output=None)
     parser.add_argument("--all", action="store_true", help="all kinds of machines")
     options = parser.parse_args(arguments)
     path = results.path_here(machine.describe())

@@ -165,7 +165,7 @@ class _Layers:
         initial: str,
     ) -> None:
         if plan not in READS:
-            texts = ", ".join(f'"{one}"' for one in READS)
+            texts = ", ".join(f'"{name}"' for name in READS)
             raise ValueError(f"`plan` must be one of {texts}. Received: plan={plan!r}")
         if initial not in ("paper", "he"):
             raise ValueError(f'`initial` must be "paper" or "he". Received: initial={initial!r}')
@@ -270,8 +270,8 @@ def main() -> None:
     if ringar.rank() == 0:
         speed = watch.steps_per_second() * options.batch_size
         accuracy = "".join(
-            f", {what} {history[key][-1]:.2%}"
-            for what, key in (("accuracy", "accuracy"), ("on held-out images", "val_accuracy"))
+            f", {title} {history[key][-1]:.2%}"
+            for title, key in (("accuracy", "accuracy"), ("on held-out images", "val_accuracy"))
             if key in history
         )
         print(f"{options.plan} on {ringar.size()} ranks: {speed:,.1f} images/s{accuracy}")
@@ -318,9 +318,9 @@ def load(
         )
 
     def share(dataset: tf.data.Dataset, drop: bool) -> tf.data.Dataset:
-        own = ringar.data.shard(dataset, grid=grid_of_data)
-        own = own.batch(options.batch_size // shares, drop_remainder=drop)
-        return own.prefetch(tf.data.AUTOTUNE)
+        part = ringar.data.shard(dataset, grid=grid_of_data)
+        part = part.batch(options.batch_size // shares, drop_remainder=drop)
+        return part.prefetch(tf.data.AUTOTUNE)
 
     if options.synthetic:
         train, shape = synthetic(options), (options.image_size, options.image_size, 3)

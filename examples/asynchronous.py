@@ -39,7 +39,7 @@ SERVED = {
 
 
 def main() -> None:
-    """Train by each method, and print what the nets can."""
+    """Train by each method, and print the nets' accuracy."""
     options = parse()
     ringar.init()
     train, test = load()
@@ -106,9 +106,9 @@ def print_table(rows: list[tuple[str, float]]) -> None:
 
 def parse() -> argparse.Namespace:
     """Parse the command line."""
-    known = [*TOGETHER, *SERVED]
+    methods = [*TOGETHER, *SERVED]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--methods", default=",".join(known), help="of %(default)s")
+    parser.add_argument("--methods", default=",".join(methods), help="of %(default)s")
     parser.add_argument("--period", type=int, default=8, help="steps between exchanges")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=10, help="images per rank and step")
@@ -116,8 +116,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     options.methods = options.methods.split(",")
-    if unknown := sorted(set(options.methods) - set(known)):
-        parser.error(f"--methods: unknown {', '.join(unknown)}; known are {', '.join(known)}")
+    if unknown_names := sorted(set(options.methods) - set(methods)):
+        parser.error(
+            f"--methods: unknown {', '.join(unknown_names)}; known are {', '.join(methods)}"
+        )
     return options
 
 

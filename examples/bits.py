@@ -41,7 +41,7 @@ def main() -> None:
         curves.append(losses)
         seconds.append(float(np.median(times[1:])))  # the first step waits for a trace
     if ringar.rank() == 0:
-        print_curves(curves[0], curves[1], every=max(1, options.steps // 20))
+        print_curves(curves[0], curves[1], period=max(1, options.steps // 20))
         print(f"a step: {1e3 * seconds[0]:.1f} ms by scan, {1e3 * seconds[1]:.1f} ms by Keras")
 
 
@@ -95,12 +95,12 @@ class StopWatch(keras.callbacks.Callback):
         self.seconds.append(time.perf_counter() - self._start)
 
 
-def print_curves(by_scan: list[float], by_keras: list[float], every: int) -> None:
+def print_curves(by_scan: list[float], by_keras: list[float], period: int) -> None:
     """Print both curves and their difference."""
     print("|  step | loss, by scan | loss, Keras | difference |")
     print("|------:|--------------:|------------:|-----------:|")
     differences = [abs(a - b) for a, b in zip(by_scan, by_keras, strict=True)]
-    for step in range(0, len(by_scan), every):
+    for step in range(0, len(by_scan), period):
         print(
             f"| {step + 1:5} | {by_scan[step]:13.6f} | {by_keras[step]:11.6f} | "
             f"{differences[step]:10.2e} |"

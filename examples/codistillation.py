@@ -56,8 +56,8 @@ def predictions_of_groups(
     x, y = ringar.data.shard(train)
     callbacks = [ringar.callbacks.Distributed()]
     model.fit(x, y, options.batch_size, options.epochs, verbose=0, callbacks=callbacks)
-    own = np.argmax(model.predict(images, verbose=0), axis=1)
-    of_ranks = ringar.allgather_object(own)
+    predictions = np.argmax(model.predict(images, verbose=0), axis=1)
+    of_ranks = ringar.allgather_object(predictions)
     return of_ranks[:: ringar.size() // options.groups]
 
 
@@ -81,7 +81,7 @@ def load(images: int) -> tuple[Images, Images]:
 
 def accuracy(predictions: list[np.ndarray], classes: np.ndarray) -> float:
     """Return the part of the images that are classified rightly, as a mean over groups."""
-    return float(np.mean([own == classes for own in predictions]))
+    return float(np.mean([group == classes for group in predictions]))
 
 
 def disagreement(predictions: list[np.ndarray]) -> float:
@@ -94,8 +94,8 @@ def print_table(rows: list[tuple[str, float, float]]) -> None:
     """Print accuracy and disagreement of each way of training."""
     print("| groups      | accuracy | disagreement |")
     print("|:------------|---------:|-------------:|")
-    for name, right, different in rows:
-        print(f"| {name:11} | {right:8.2%} | {different:12.2%} |")
+    for name, right, disagreement in rows:
+        print(f"| {name:11} | {right:8.2%} | {disagreement:12.2%} |")
 
 
 def parse() -> argparse.Namespace:

@@ -29,7 +29,7 @@ def main() -> None:
     train, test = load(options.data)
 
     # For the table only: rank 0 trains alone, with plain Keras, while the others wait.
-    alone = images_per_second_of_one_rank(train, options)
+    single = images_per_second_of_one_rank(train, options)
 
     x, y = ringar.data.shard(train)
     model = make_model(x.shape[1:])
@@ -42,7 +42,7 @@ def main() -> None:
     if ringar.rank() == 0:
         _, accuracy = model.evaluate(*test, verbose=0)
         together = watch.images_per_second(len(x), options.batch_size) * ringar.size()
-        print_table(together, alone, accuracy)
+        print_table(together, single, accuracy)
 
 
 def make_model(shape: tuple[int, ...]) -> keras.Model:
@@ -124,14 +124,14 @@ def images_per_second_of_one_rank(train: Images, options: argparse.Namespace) ->
     return float(ringar.broadcast_object(speed))
 
 
-def print_table(together: float, alone: float, accuracy: float) -> None:
+def print_table(together: float, single: float, accuracy: float) -> None:
     """Print the speed and the accuracy of the job, and the speed of one rank."""
     ranks = ringar.size()
     print()
     print("| ranks | images/s | accuracy | images/s, one rank | against one rank |")
     print("|------:|---------:|---------:|-------------------:|-----------------:|")
-    print(f"| {ranks:5} | {together:8,.0f} | {accuracy:8.2%} | {alone:18,.0f} |", end="")
-    print(f" {together / alone:15.2f}x |")
+    print(f"| {ranks:5} | {together:8,.0f} | {accuracy:8.2%} | {single:18,.0f} |", end="")
+    print(f" {together / single:15.2f}x |")
     print(
         "One rank: rank 0 alone with plain Keras, with the same batch size and threads "
         f"({ringar.threads.intra_op_threads() or 'all'}) as in the job."

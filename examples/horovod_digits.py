@@ -42,7 +42,7 @@ def main() -> None:
     order = np.random.default_rng(0).permutation(len(digits.target))
     x, y = digits.data[order].astype("float32") / 16, digits.target[order]
     train = tf.data.Dataset.from_tensor_slices((x[:1437], y[:1437]))
-    # As many batches on each rank as on the others.
+    # The same number of batches on each rank.
     rows = 1437 // hvd.size() // (2 * BATCH) * 2 * BATCH
     data = train.shard(hvd.size(), hvd.rank()).shuffle(rows).take(rows).batch(BATCH)
 

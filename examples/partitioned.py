@@ -25,7 +25,7 @@ Images = tuple[np.ndarray, np.ndarray]
 
 
 def main() -> None:
-    """Train on strips, then print what was sent, and the accuracy of the net as a whole."""
+    """Train on strips, then print the traffic, and the accuracy of the whole net."""
     options = parse()
     ringar.init()
     keras.utils.set_random_seed(options.seed)
@@ -33,22 +33,22 @@ def main() -> None:
     grid = ringar.parallel.Grid(model=(tiles[0], tiles[1]))
     (x, y), test = load()
 
-    own = ringar.parallel.tile(x, grid)
-    model = make_model(own.shape[1:])
+    tile = ringar.parallel.tile(x, grid)
+    model = make_model(tile.shape[1:])
     optimizer = ringar.DistributedOptimizer(keras.optimizers.Adam(options.learning_rate), grid=grid)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])
     # The ranks of a model group have tiles of the same images: they shuffle with the same seed.
-    data = tf.data.Dataset.from_tensor_slices((own, y)).shuffle(len(y), seed=options.seed)
+    data = tf.data.Dataset.from_tensor_slices((tile, y)).shuffle(len(y), seed=options.seed)
     share = ringar.data.shard(data, grid=grid).batch(options.batch_size)
     callbacks = [ringar.callbacks.Distributed()]
     verbose = 2 if ringar.rank() == 0 else 0
     model.fit(share, epochs=options.epochs, shuffle=False, verbose=verbose, callbacks=callbacks)
 
-    whole = ringar.parallel.merge(model)
+    merged = ringar.parallel.merge(model)
     if ringar.rank() == 0:
         print_traffic()
-        right = np.argmax(whole.predict(test[0], verbose=0), axis=1) == test[1]
+        right = np.argmax(merged.predict(test[0], verbose=0), axis=1) == test[1]
         print(f"{100 * right.mean():.1f}% of {len(right)} test images, by the net of one process")
     ringar.shutdown()
 

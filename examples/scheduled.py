@@ -48,10 +48,10 @@ def regression(options: argparse.Namespace) -> list[str]:
     )
     order = np.random.default_rng(0).permutation(len(y))
     train, test = order[:340], order[340:]
-    mine = np.array_split(train, ringar.size())[ringar.rank()]
+    share = np.array_split(train, ringar.size())[ringar.rank()]
     scheduler = scheduled.Dynamic(picks=8, seed=options.seed)
     model = scheduled.Lasso(alpha=3.0, scheduler=scheduler, tolerance=1e-4)
-    model.fit(x[mine], y[mine])
+    model.fit(x[share], y[share])
     if ringar.rank() == 0:
         print(f"{np.count_nonzero(model.coef_)} of {len(model.coef_)} columns are used")
     rest = y[test] - model.predict(x[test])
@@ -69,11 +69,11 @@ def factorization(options: argparse.Namespace) -> list[str]:
     images = load_digits().data / 16
     hidden = np.random.default_rng(0).random(images.shape) < 0.2
     rows, columns = np.nonzero(~hidden)
-    mine = slice(ringar.rank(), None, ringar.size())
+    share = slice(ringar.rank(), None, ringar.size())
     model = scheduled.MatrixFactorization(
         12, learning_rate=0.1, decay=0.1, epochs=options.epochs, seed=options.seed
     )
-    model.fit(rows[mine], columns[mine], images[~hidden][mine], images.shape)
+    model.fit(rows[share], columns[share], images[~hidden][share], images.shape)
     rest = images[hidden] - model.predict(*np.nonzero(hidden))
     error = np.sqrt(np.mean(rest**2)) / images[hidden].std()
     return [

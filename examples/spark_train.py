@@ -36,14 +36,14 @@ def transform(frame: DataFrame, weights: Weights) -> DataFrame:
     def predict(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
         import numpy as np
 
-        found = list(rows)
+        batch = list(rows)
         model = build()
         model.set_weights(weights)
-        images = np.array([row.image for row in found], "float32").reshape(-1, 8, 8, 1)
-        if found:
+        images = np.array([row.image for row in batch], "float32").reshape(-1, 8, 8, 1)
+        if batch:
             classes = model.predict(images, verbose=0).argmax(1)
-            for row, its in zip(found, classes, strict=True):
-                yield (*row, int(its))
+            for row, label in zip(batch, classes, strict=True):
+                yield (*row, int(label))
 
     schema = StructType([*frame.schema.fields, StructField("prediction", LongType())])
     return frame.sparkSession.createDataFrame(frame.rdd.mapPartitions(predict), schema)

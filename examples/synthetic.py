@@ -60,7 +60,7 @@ def main() -> None:
         bp_lambda=options.bp_lambda,
     )
     steps = options.epochs * math.ceil(len(train[0]) / options.batch_size)
-    rate = keras.optimizers.schedules.CosineDecay(1e-3, steps)  # what is left of errors fades out
+    rate = keras.optimizers.schedules.CosineDecay(1e-3, steps)  # remaining errors fade out
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
     sleep = Sleep()

@@ -1,4 +1,4 @@
-"""What do fewer exchanges than steps save where the network is slow?
+"""How much time do fewer exchanges than steps save on a slow network?
 
     python -m benchmarks.asynchronous --output build/bench-asynchronous
     python -m benchmarks.asynchronous --rounds 1 --rate 1000
@@ -27,32 +27,32 @@ from tests.hosts import Hosts, unavailable
 WORKER = "benchmarks.asynchronous.local_worker"
 PYTORCH_WORKER = "benchmarks.asynchronous.local_pytorch"
 
-Found = dict[str, dict[str, Any]]
+Outcome = dict[str, dict[str, Any]]
 """By way: `seconds` of a step, a figure per turn; `bytes` of a step; `wrong`, a number."""
 
 
-def measure(job: dict[str, Any], rate: float, hosts: int) -> tuple[Found, dict[str, str]]:
+def measure(job: dict[str, Any], rate: float, hosts: int) -> tuple[Outcome, dict[str, str]]:
     """Runs the jobs of ringar and of PyTorch; returns the figures, and why PyTorch has none.
 
     Raises:
         JobFailedError: ringar's job failed.
     """
-    missing: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     with Hosts(hosts, rate_mbit=rate) as places:
         deadline = 120.0 + 30.0 * job["rounds"]
         on_hosts = launch.on_hosts(places, 1, "tcp", ())
-        found = by_way(run_worker(WORKER, job, hosts, deadline=deadline, command=on_hosts))
+        outcome = by_way(run_worker(WORKER, job, hosts, deadline=deadline, command=on_hosts))
         try:
             reports = pytorch.run_worker(
                 PYTORCH_WORKER, job, hosts, deadline=deadline, command=on_hosts
             )
-            found |= by_way(reports)
+            outcome |= by_way(reports)
         except JobFailedError as error:
-            missing[pytorch.TITLE] = str(error)
-    return found, missing
+            reasons[pytorch.TITLE] = str(error)
+    return outcome, reasons
 
 
-def by_way(reports: Reports) -> Found:
+def by_way(reports: Reports) -> Outcome:
     """Returns the figures of a job; the seconds are those of the slowest rank."""
     return {
         name: {
@@ -66,26 +66,30 @@ def by_way(reports: Reports) -> Found:
     }
 
 
-def targets(found: Found, period: int) -> list[Target]:
+def targets(outcome: Outcome, period: int) -> list[Target]:
     """Returns the targets of local steps."""
-    turns = zip(found["local steps"]["seconds"], found["no exchange"]["seconds"], strict=True)
-    more = median(100 * (local / alone - 1) for local, alone in turns)
-    fewer = found["gradients"]["bytes"] / found["local steps"]["bytes"]
+    turns = zip(outcome["local steps"]["seconds"], outcome["no exchange"]["seconds"], strict=True)
+    excess = median(100 * (local / plain - 1) for local, plain in turns)
+    fewer = outcome["gradients"]["bytes"] / outcome["local steps"]["bytes"]
     return [
         Target(f"bytes of gradients, of those of periods of {period} steps", 10, "x", [fewer]),
-        Target("a step, more than without exchange", 10, "%", [more], at_most=True),
+        Target("a step, more than without exchange", 10, "%", [excess], at_most=True),
     ]
 
 
-def text(found: Found, period: int) -> str:
+def text(outcome: Outcome, period: int) -> str:
     """Returns the targets, then the figures."""
     rows = [
-        [name, *map(report.time_text, (median(s), min(s), max(s))), f"{one['bytes'] / 1e6:.3g} MB"]
-        for name, one in found.items()
-        for s in [one["seconds"]]
+        [
+            name,
+            *map(report.time_text, (median(s), min(s), max(s))),
+            f"{figures['bytes'] / 1e6:.3g} MB",
+        ]
+        for name, figures in outcome.items()
+        for s in [figures["seconds"]]
     ]
     lines = report.table(["a step", "median", "min", "max", "sent by a host"], rows)
-    return f"{table(targets(found, period))}\n\n{lines}"
+    return f"{table(targets(outcome, period))}\n\n{lines}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -100,20 +104,20 @@ def main(arguments: list[str] | None = None) -> int:
     if reason := unavailable():
         print(f"cannot measure: {reason}", file=sys.stderr)
         return 2
-    here = machine.describe()
+    host = machine.describe()
     job = {"model": options.model, "period": options.period, "rounds": options.rounds}
     try:
-        found, missing = measure(job, options.rate, options.hosts)
+        outcome, reasons = measure(job, options.rate, options.hosts)
     except JobFailedError as error:
         print(error, file=sys.stderr)
         return 1
     print(f"# Local steps, {options.hosts} hosts of {options.rate:g} Mbit/s, {options.model}: "
-          f"{machine.headline(here)}\n{text(found, options.period)}")  # fmt: skip
-    print(report.missing_lines(missing), end="")
-    tried = {"hosts": [options.hosts], "rounds": [options.rounds], "model": [options.model]}
-    data = {"tried": tried, "missing": missing, **found}
-    results.keep("asynchronous", here, data, options.output)
-    return 1 if any(one["wrong"] for one in found.values()) else 0
+          f"{machine.headline(host)}\n{text(outcome, options.period)}")  # fmt: skip
+    print(report.missing_lines(reasons), end="")
+    scope = {"hosts": [options.hosts], "rounds": [options.rounds], "model": [options.model]}
+    data = {"tried": scope, "missing": reasons, **outcome}
+    results.keep("asynchronous", host, data, options.output)
+    return 1 if any(figures["wrong"] for figures in outcome.values()) else 0
 
 
 if __name__ == "__main__":

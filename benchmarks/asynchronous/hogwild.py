@@ -31,76 +31,76 @@ RANKS = 2
 MOST_LOSS = 1.02
 """The loss of any way, of that of one process."""
 
-Found = dict[str, Any]
+Outcome = dict[str, Any]
 """`rates` and `losses` by way, a figure per round; `serial`, a loss; `wrong`, a number; `missing`,
 the reasons by peer."""
 
 
-def measure(job: dict[str, Any]) -> Found:
+def measure(job: dict[str, Any]) -> Outcome:
     """Lets all ways take turns, and returns their figures.
 
     Raises:
         JobFailedError: ringar's job failed.
     """
-    found: Found = {"rates": {}, "losses": {}, "wrong": 0, "missing": {}}
+    outcome: Outcome = {"rates": {}, "losses": {}, "wrong": 0, "missing": {}}
     deadline = 120.0 + job["examples"] / 400
     for number in range(job["rounds"]):
         print(f"round {number + 1} of {job['rounds']}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as folder:
             reports = run_worker(WORKER, {**job, "folder": folder}, RANKS, deadline=deadline)
-        found["serial"] = reports[0]["serial"]
-        found["wrong"] += sum(r["wrong"] for r in reports)
-        add_turn(found, reports[0])
-        if pytorch.TITLE in found["missing"]:
+        outcome["serial"] = reports[0]["serial"]
+        outcome["wrong"] += sum(r["wrong"] for r in reports)
+        add_turn(outcome, reports[0])
+        if pytorch.TITLE in outcome["missing"]:
             continue
         try:
-            add_turn(found, pytorch.run_worker(PYTORCH_WORKER, job, 1, deadline=deadline)[0])
+            add_turn(outcome, pytorch.run_worker(PYTORCH_WORKER, job, 1, deadline=deadline)[0])
         except JobFailedError as error:
-            found["missing"][pytorch.TITLE] = str(error)
-    return found
+            outcome["missing"][pytorch.TITLE] = str(error)
+    return outcome
 
 
-def add_turn(found: Found, turn: dict[str, Any]) -> None:
+def add_turn(outcome: Outcome, turn: dict[str, Any]) -> None:
     """Adds the rate and the loss of each way in a turn, and counts the losses that are wrong."""
     for figures in ("rates", "losses"):
         for way, figure in turn[figures].items():
-            found[figures].setdefault(way, []).append(figure)
+            outcome[figures].setdefault(way, []).append(figure)
     # Written so that a loss that is no number counts, too.
-    found["wrong"] += sum(
-        not loss <= MOST_LOSS * found["serial"] for loss in turn["losses"].values()
+    outcome["wrong"] += sum(
+        not loss <= MOST_LOSS * outcome["serial"] for loss in turn["losses"].values()
     )
 
 
-def gains(found: Found, way: str, over: str) -> float:
+def gains(outcome: Outcome, way: str, over: str) -> float:
     """Returns the median, over the rounds, of the rate of one way by that of another."""
-    both = zip(found["rates"][way], found["rates"][over], strict=True)
-    return median(one / other for one, other in both)
+    pairs = zip(outcome["rates"][way], outcome["rates"][over], strict=True)
+    return median(rate / other for rate, other in pairs)
 
 
-def targets(found: Found) -> list[Target]:
+def targets(outcome: Outcome) -> list[Target]:
     """Returns the targets of two ranks without locks."""
     ways = ("racy", "atomic")
-    one = [gains(found, way, "one rank") for way in ways]
-    locked = [gains(found, way, "locked") for way in ways]
+    speedups = [gains(outcome, way, "one rank") for way in ways]
+    locked = [gains(outcome, way, "locked") for way in ways]
     return [
-        Target("updates/s of two ranks (racy, atomic), of one rank's", 1.7, "x", one),
+        Target("updates/s of two ranks (racy, atomic), of one rank's", 1.7, "x", speedups),
         Target("the same, of two ranks with a lock around each update", 3, "x", locked),
     ]
 
 
-def text(found: Found) -> str:
+def text(outcome: Outcome) -> str:
     """Returns the targets, then the figures."""
     rows = [
         [name, *(f"{figure:,.0f}" for figure in (median(r), min(r), max(r))),
-         f"{1e6 / median(r):.3g} us", f"{median(found['losses'][name]):.4f}"]
-        for name, r in found["rates"].items()
+         f"{1e6 / median(r):.3g} us", f"{median(outcome['losses'][name]):.4f}"]
+        for name, r in outcome["rates"].items()
     ]  # fmt: skip
     headers = ["updates/s", "median", "min", "max", "an update", "final loss"]
     lines = report.table(headers, rows)
-    missing = report.missing_lines(found["missing"])
+    reasons = report.missing_lines(outcome["missing"])
     return (
-        f"{table(targets(found))}\n\n{lines}\n{missing}"
-        f"The loss of one process: {found['serial']:.4f}"
+        f"{table(targets(outcome))}\n\n{lines}\n{reasons}"
+        f"The loss of one process: {outcome['serial']:.4f}"
     )
 
 
@@ -112,18 +112,18 @@ def main(arguments: list[str] | None = None) -> int:
     add("--examples", type=int, default=40_000, help="in a turn (default %(default)s)")
     add("--rounds", type=int, default=5, help="turns of each way (default %(default)s)")
     options = parser.parse_args(arguments)
-    here = machine.describe()
+    host = machine.describe()
     job = {name: getattr(options, name) for name in ("features", "nonzeros", "examples", "rounds")}
     try:
-        found = measure(job)
+        outcome = measure(job)
     except JobFailedError as error:
         print(error, file=sys.stderr)
         return 1
     print(f"# Hogwild!, {job['features']:,} features, {job['nonzeros']} of them in an example: "
-          f"{machine.headline(here)}\n{text(found)}")  # fmt: skip
-    tried = {name: [value] for name, value in job.items()}
-    results.keep("hogwild", here, {"tried": tried, **found}, options.output)
-    return 1 if found["wrong"] else 0
+          f"{machine.headline(host)}\n{text(outcome)}")  # fmt: skip
+    scope = {name: [value] for name, value in job.items()}
+    results.keep("hogwild", host, {"tried": scope, **outcome}, options.output)
+    return 1 if outcome["wrong"] else 0
 
 
 if __name__ == "__main__":

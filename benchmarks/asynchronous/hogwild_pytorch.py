@@ -33,10 +33,10 @@ def bind(index: int, processes: int) -> None:
 def train(index: int, weights: Any, data: Examples, barrier: Any, times: Any) -> None:
     """Takes a step for each example of this process, and notes its begin and its end."""
     bind(index, barrier.parties)
-    own = slice(index, None, barrier.parties)
-    rows = torch.from_numpy(data.rows[own]).unbind()
-    values = torch.from_numpy(data.values[own]).unbind()
-    examples = list(zip(rows, values, data.labels[own].tolist(), strict=True))
+    share = slice(index, None, barrier.parties)
+    rows = torch.from_numpy(data.rows[share]).unbind()
+    values = torch.from_numpy(data.values[share]).unbind()
+    examples = list(zip(rows, values, data.labels[share].tolist(), strict=True))
     exp = math.exp
     with torch.no_grad():
         barrier.wait()

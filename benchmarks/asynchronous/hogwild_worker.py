@@ -156,14 +156,14 @@ class Ways:
         import ringar
 
         length = self._features if self._rank == ROOT else 0
-        own = self.examples[self._rank :: self._size]
+        share = self.examples[self._rank :: self._size]
         if name == "one rank":
-            own = self.examples if self._rank == ROOT else []
+            share = self.examples if self._rank == ROOT else []
         mutex = self._mutex if name == "locked" else None
         with ringar.Window(length, "float32", name="weights") as window:
             ringar.barrier()
             start = time.perf_counter()
-            train(window, own, name == "atomic", mutex)
+            train(window, share, name == "atomic", mutex)
             ringar.barrier()
             took = time.perf_counter() - start
             weights = window.get(ROOT)
@@ -181,17 +181,17 @@ def main() -> None:
     ways.measure("atomic")  # not counted: the first turn of a job is slower
     rates: dict[str, float] = {}
     losses: dict[str, float] = {}
-    wrong = 0
+    errors = 0
     for name in ways.names:
         rates[name], weights = ways.measure(name)
         losses[name] = loss_of(weights, ways.data)
-        wrong += name == "one rank" and not np.array_equal(weights, reference)
+        errors += name == "one rank" and not np.array_equal(weights, reference)
     if ringar.rank() == ROOT:
         rate, loss = measure_peer(ways.data, options["features"])
         rates["scikit-learn"], losses["scikit-learn"] = rate, loss
     ringar.barrier()
-    found = {"rates": rates, "losses": losses, "serial": loss_of(reference, ways.data)}
-    write_report(options, ringar.rank(), {**found, "wrong": wrong})
+    figures = {"rates": rates, "losses": losses, "serial": loss_of(reference, ways.data)}
+    write_report(options, ringar.rank(), {**figures, "wrong": errors})
     ringar.shutdown()
 
 

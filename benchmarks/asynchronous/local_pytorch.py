@@ -78,12 +78,12 @@ class Way:
     def measure(self, steps: int) -> tuple[float, float]:
         """Returns the seconds of a step until all ranks have ended, and the bytes sent for it."""
         dist.barrier()
-        sent, start = sent_bytes(), time.perf_counter()
+        bytes_before, start = sent_bytes(), time.perf_counter()
         for _ in range(steps):
             self.run()
         dist.barrier()
         took = time.perf_counter() - start
-        return took / steps, (sent_bytes() - sent) / steps
+        return took / steps, (sent_bytes() - bytes_before) / steps
 
 
 def sent_bytes() -> int:
@@ -98,11 +98,11 @@ def make_ways(batch: int, period: int) -> dict[str, Way]:
     def sgd(model: Any) -> Any:
         return torch.optim.SGD(model.parameters(), LEARNING_RATE)
 
-    alone, local = resnet20(), resnet20()
+    replica, local = resnet20(), resnet20()
     parallel = nn.parallel.DistributedDataParallel(resnet20(), broadcast_buffers=False)
     averaging = PostLocalSGDOptimizer(sgd(local), PeriodicModelAverager(period))
     return {
-        "PyTorch, no exchange": Way(alone, sgd(alone), batch),
+        "PyTorch, no exchange": Way(replica, sgd(replica), batch),
         "PyTorch, gradients": Way(parallel, sgd(parallel), batch),
         "PyTorch, local steps": Way(local, averaging, batch),
     }
@@ -110,11 +110,11 @@ def make_ways(batch: int, period: int) -> dict[str, Way]:
 
 def weights_differ(model: Any) -> int:
     """Counts the parameters whose bits are not the same on all ranks."""
-    flat = torch.cat([one.detach().ravel() for one in model.parameters()])
+    flat = torch.cat([parameter.detach().ravel() for parameter in model.parameters()])
     everyone = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, flat)
     bits = flat.view(torch.int32)
-    return sum(int(torch.count_nonzero(one.view(torch.int32) != bits)) for one in everyone)
+    return sum(int(torch.count_nonzero(weights.view(torch.int32) != bits)) for weights in everyone)
 
 
 def main() -> None:
@@ -128,14 +128,14 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
     _, batch = MODELS[options["model"]]
     ways = make_ways(batch, options["period"])
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(options["rounds"]):
         for name, way in ways.items():
-            found[name].append(way.measure(options["period"]))
-    wrong = sum(
+            turns[name].append(way.measure(options["period"]))
+    errors = sum(
         weights_differ(way.model) for name, way in ways.items() if name != "PyTorch, no exchange"
     )
-    write_report(options, rank, {"found": found, "wrong": wrong})
+    write_report(options, rank, {"found": turns, "wrong": errors})
     # Else Gloo's threads are still there when Python ends, which often aborts the process.
     dist.destroy_process_group()
 

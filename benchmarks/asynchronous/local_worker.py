@@ -49,8 +49,8 @@ class Way:
         self.model.optimizer.iterations.numpy()
         ringar.barrier()
         took = time.perf_counter() - start
-        sent = sum(traffic.bytes for traffic in ringar.stats().values())
-        return took / steps, sent / steps
+        volume = sum(traffic.bytes for traffic in ringar.stats().values())
+        return took / steps, volume / steps
 
 
 def main() -> None:
@@ -74,12 +74,12 @@ def main() -> None:
     }
     for _ in range(period - 1):  # a period has begun with the step that was traced
         ways["local steps"].run()
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(options["rounds"]):
         for name, way in ways.items():
-            found[name].append(way.measure(period))
-    wrong = sum(weights_differ(ways[name].model) for name in ("gradients", "local steps"))
-    write_report(options, ringar.rank(), {"found": found, "wrong": wrong})
+            turns[name].append(way.measure(period))
+    errors = sum(weights_differ(ways[name].model) for name in ("gradients", "local steps"))
+    write_report(options, ringar.rank(), {"found": turns, "wrong": errors})
     ringar.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a job one of whose ranks is slow?
+"""How much does one slow rank slow a job down?
 
     python -m benchmarks.asynchronous.slow_rank --output build/slow-rank
 
@@ -24,7 +24,7 @@ from benchmarks.harness.targets import Target, table
 
 WORKER = "benchmarks.asynchronous.slow_rank_worker"
 WAYS = ("gradients", "downpour", "ssp", "ssp, small bound")
-Found = dict[str, dict[str, list[dict[str, Any]]]]
+Outcome = dict[str, dict[str, list[dict[str, Any]]]]
 """By way, and by "even" and "slow": a report of each round, with the ranks' step times."""
 
 
@@ -33,31 +33,31 @@ def rate_of(round_: dict[str, Any]) -> float:
     return sum(len(times) / times[-1] for times in round_["times"][:-1])
 
 
-def kept(found: Found, way: str) -> list[float]:
+def retention(outcome: Outcome, way: str) -> list[float]:
     """Returns the percentage of steps per second that each round with a slow rank kept."""
-    pairs = zip(found[way]["slow"], found[way]["even"], strict=True)
+    pairs = zip(outcome[way]["slow"], outcome[way]["even"], strict=True)
     return [100 * rate_of(slow) / rate_of(even) for slow, even in pairs]
 
 
-def targets(found: Found) -> list[Target]:
+def targets(outcome: Outcome) -> list[Target]:
     """Returns the targets of Downpour and of stale synchronous shards."""
     return [
         Target(f"steps/s beside a slow rank, {way}, of those without", 85, "%",
-               [median(kept(found, way))])
+               [median(retention(outcome, way))])
         for way in ("downpour", "ssp")
     ]  # fmt: skip
 
 
-def text(found: Found) -> str:
+def text(outcome: Outcome) -> str:
     """Returns the targets, then the figures."""
     rows = []
-    for way, by_kind in found.items():
+    for way, by_kind in outcome.items():
         even, slow = (median(map(rate_of, by_kind[kind])) for kind in ("even", "slow"))
-        parts = kept(found, way)
+        parts = retention(outcome, way)
         spread = (f"{part:.1f}%" for part in (median(parts), min(parts), max(parts)))
         rows.append([way, f"{even:.4g}", f"{slow:.4g}", *spread])
     headers = ["the other three ranks", "steps/s, none slow", "one slow", "kept", "min", "max"]
-    return f"{table(targets(found))}\n\n{report.table(headers, rows)}"
+    return f"{table(targets(outcome))}\n\n{report.table(headers, rows)}"
 
 
 def staleness(round_: dict[str, Any]) -> list[int]:
@@ -69,20 +69,20 @@ def staleness(round_: dict[str, Any]) -> list[int]:
     return counts
 
 
-def draw(found: Found, path: str) -> None:
+def draw(outcome: Outcome, path: str) -> None:
     """Draws the steps of one of the other ranks over time, and how stale pushes were."""
     plt = pyplot()
     figure, (axes, below) = plt.subplots(2, figsize=(7, 7))
-    for way, by_kind in found.items():
+    for way, by_kind in outcome.items():
         times = by_kind["slow"][-1]["times"][0]
         axes.plot(times, range(1, len(times) + 1), label=way)
-    times = found["downpour"]["slow"][-1]["times"][-1]
+    times = outcome["downpour"]["slow"][-1]["times"][-1]
     axes.plot(times, range(1, len(times) + 1), ":", color="0.4", label="the slow rank, downpour")
     axes.set_xlabel("seconds")
     axes.set_ylabel("steps of a rank that is not slow")
     axes.legend(frameon=False)
     for way in ("downpour", "ssp, small bound"):
-        counts = staleness(found[way]["slow"][-1])
+        counts = staleness(outcome[way]["slow"][-1])
         below.step(range(len(counts)), counts, where="mid", label=way)
     below.set_yscale("log")
     below.set_xlabel("staleness of a push: the updates since its parameters")
@@ -101,9 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("--slow", type=float, default=4.0, help="as many times slower (default %(default)s)")
     add("--bound", type=int, default=100_000, help='of "ssp": more than it trains')
     options = parser.parse_args(arguments)
-    here = machine.describe()
-    found: Found = {way: {"even": [], "slow": []} for way in WAYS}
-    wrong = 0
+    host = machine.describe()
+    outcome: Outcome = {way: {"even": [], "slow": []} for way in WAYS}
+    errors = 0
     try:
         for number in range(options.rounds):
             for way in WAYS:
@@ -114,22 +114,22 @@ def main(arguments: list[str] | None = None) -> int:
                            "bound": options.bound}  # fmt: skip
                     reports = run_worker(WORKER, job, options.num_proc, deadline=120.0)
                     keys = ("times", "staleness")
-                    found[way][kind].append({key: [r[key] for r in reports] for key in keys})
-                    wrong += sum(r["wrong"] for r in reports)
+                    outcome[way][kind].append({key: [r[key] for r in reports] for key in keys})
+                    errors += sum(r["wrong"] for r in reports)
     except JobFailedError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"# One slow rank of {options.num_proc}, {options.model}: {machine.headline(here)}")
-    print(text(found))
+    print(f"# One slow rank of {options.num_proc}, {options.model}: {machine.headline(host)}")
+    print(text(outcome))
     if options.output:
-        draw(found, f"{options.output}.png")
+        draw(outcome, f"{options.output}.png")
     rates = {
-        way: {kind: [rate_of(one) for one in rounds] for kind, rounds in by_kind.items()}
-        for way, by_kind in found.items()
+        way: {kind: [rate_of(turn) for turn in rounds] for kind, rounds in by_kind.items()}
+        for way, by_kind in outcome.items()
     }
-    tried = {"ways": list(WAYS), "rounds": [options.rounds], "model": [options.model]}
-    results.keep("slow-rank", here, {"tried": tried, "missing": {}, "rates": rates}, options.output)
-    return 1 if wrong else 0
+    scope = {"ways": list(WAYS), "rounds": [options.rounds], "model": [options.model]}
+    results.keep("slow-rank", host, {"tried": scope, "missing": {}, "rates": rates}, options.output)
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

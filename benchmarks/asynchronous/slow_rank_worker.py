@@ -49,10 +49,10 @@ def main() -> None:
         time.sleep((slow - 1) * (time.perf_counter() - start))
         return time.perf_counter() - start
 
-    # Ranks in step all take as many. The first steps trace, and wait for others that begin.
-    one = min(step() for _ in range(WARM_UP))
-    one = float(ringar.allreduce(np.array([one]), ringar.Max)[0])
-    most = max(int(options["seconds"] / one), 1) if server is None else sys.maxsize
+    # Synchronous ranks take equally many. The first steps trace, and wait for others that begin.
+    step_seconds = min(step() for _ in range(WARM_UP))
+    step_seconds = float(ringar.allreduce(np.array([step_seconds]), ringar.Max)[0])
+    most = max(int(options["seconds"] / step_seconds), 1) if server is None else sys.maxsize
     ringar.barrier()
     times: list[float] = []
     begin = time.perf_counter()
@@ -60,9 +60,9 @@ def main() -> None:
         step()
         times.append(time.perf_counter() - begin)
     _finish(model, server)
-    late = [] if server is None else asynchronous.staleness_histogram(server.log()).tolist()
-    wrong = weights_differ(model)
-    write_report(options, ringar.rank(), {"times": times, "staleness": late, "wrong": wrong})
+    histogram = [] if server is None else asynchronous.staleness_histogram(server.log()).tolist()
+    errors = weights_differ(model)
+    write_report(options, ringar.rank(), {"times": times, "staleness": histogram, "wrong": errors})
     ringar.shutdown()
 
 
@@ -87,7 +87,7 @@ def _finish(model: Any, server: Any) -> None:
     model.optimizer._exchange.period.settle()
     server.close()
     ringar.barrier()
-    # What others have pushed since is on rank 0, too.
+    # Rank 0 has the later pushes of the others, too.
     ringar.broadcast_variables(model.trainable_variables, root_rank=0)
 
 

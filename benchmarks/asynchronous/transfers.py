@@ -27,7 +27,7 @@ WORKER = "benchmarks.asynchronous.transfers_worker"
 
 
 def measure(job: dict[str, Any], hosts: bool, rate: float) -> dict[str, Any]:
-    """Runs the job; returns the seconds of each turn, by size and by what was done.
+    """Runs the job; returns the seconds of each turn, by size and way.
 
     Raises:
         JobFailedError: the job failed.
@@ -39,47 +39,47 @@ def measure(job: dict[str, Any], hosts: bool, rate: float) -> dict[str, Any]:
         return run_worker(WORKER, job, 2, deadline=300.0, command=on_hosts)[1]
 
 
-def targets(found: dict[str, Any], hosts: bool, rate: float) -> list[Target]:
+def targets(outcome: dict[str, Any], hosts: bool, rate: float) -> list[Target]:
     """Returns the targets of windows."""
     times = {
-        (int(size), what): median(seconds)
-        for size, ways in found["seconds"].items()
-        for what, seconds in ways.items()
+        (int(size), way): median(seconds)
+        for size, ways in outcome["seconds"].items()
+        for way, seconds in ways.items()
     }
     large, small = 64 * MIB, 4 * KIB
     if hosts:
         bound = large * 8 / (rate * 1e6)
-        parts = [100 * bound / times.get((large, what), float("nan")) for what in ("get", "put")]
+        parts = [100 * bound / times.get((large, way), float("nan")) for way in ("get", "put")]
         return [Target("64 MiB between hosts, get and put, of the link", 90, "%", parts)]
-    missing = float("nan")
-    copies = times.get((large, "copy"), missing)
+    nan = float("nan")
+    copies = times.get((large, "copy"), nan)
     return [
         Target(
             "64 MiB, get and put, of a memcpy",
             1.5,
             "x",
-            [times.get((large, what), missing) / copies for what in ("get", "put")],
+            [times.get((large, way), nan) / copies for way in ("get", "put")],
             at_most=True,
         ),
         Target(
             "4 KiB, get and put",
             3,
             " us",
-            [1e6 * times.get((small, what), missing) for what in ("get", "put")],
+            [1e6 * times.get((small, way), nan) for way in ("get", "put")],
             at_most=True,
         ),
     ]
 
 
-def text(found: dict[str, Any], hosts: bool, rate: float) -> str:
+def text(outcome: dict[str, Any], hosts: bool, rate: float) -> str:
     """Returns the targets, then the figures."""
     rows = [
-        [report.size_text(int(size)), what, *map(report.time_text, (median(s), min(s), max(s)))]
-        for size, ways in found["seconds"].items()
-        for what, s in ways.items()
+        [report.size_text(int(size)), way, *map(report.time_text, (median(s), min(s), max(s)))]
+        for size, ways in outcome["seconds"].items()
+        for way, s in ways.items()
     ]
     figures = report.table(["bytes", "what", "median", "min", "max"], rows)
-    return f"{table(targets(found, hosts, rate))}\n\n{figures}"
+    return f"{table(targets(outcome, hosts, rate))}\n\n{figures}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -93,20 +93,20 @@ def main(arguments: list[str] | None = None) -> int:
     if options.hosts and (reason := unavailable()):
         print(f"cannot measure: {reason}", file=sys.stderr)
         return 2
-    here = machine.describe()
+    host = machine.describe()
     job = {"sizes": [parse_size(s) for s in options.sizes.split(",")], "rounds": options.rounds}
     try:
-        found = measure(job, options.hosts, options.rate)
+        outcome = measure(job, options.hosts, options.rate)
     except JobFailedError as error:
         print(error, file=sys.stderr)
         return 1
     where = f"two hosts of {options.rate:g} Mbit/s" if options.hosts else "one host"
-    print(f"# Transfers, {where}: {machine.headline(here)}")
-    print(text(found, options.hosts, options.rate))
-    tried = {"sizes": job["sizes"], "rounds": [options.rounds], "where": [where]}
+    print(f"# Transfers, {where}: {machine.headline(host)}")
+    print(text(outcome, options.hosts, options.rate))
+    scope = {"sizes": job["sizes"], "rounds": [options.rounds], "where": [where]}
     name = "transfers-between-hosts" if options.hosts else "transfers"
-    results.keep(name, here, {"tried": tried, "missing": {}, **found}, options.output)
-    return 1 if found["wrong"] else 0
+    results.keep(name, host, {"tried": scope, "missing": {}, **outcome}, options.output)
+    return 1 if outcome["wrong"] else 0
 
 
 if __name__ == "__main__":

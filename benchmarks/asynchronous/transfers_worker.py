@@ -35,14 +35,14 @@ def seconds_of(act: Callable[[], Any]) -> float:
 
 def in_engine(window: Any, kind: int, array: np.ndarray) -> Callable[[], Any]:
     """Returns an access to the part of rank 0, called with arguments that C takes as they are."""
-    own = window._native
+    native = window._native
     pointer = ctypes.c_void_p(array.ctypes.data)
     numbers = ctypes.c_int32(0), ctypes.c_int32(kind), ctypes.c_int64(0), ctypes.c_int64(array.size)
-    return functools.partial(own._access, own._handle, *numbers, pointer, None)
+    return functools.partial(native._access, native._handle, *numbers, pointer, None)
 
 
 def measure(size: int, rounds: int) -> tuple[dict[str, list[float]], int]:
-    """Returns the seconds of each turn by what was done, and the number of wrong elements."""
+    """Returns the seconds of each turn by way, and the number of wrong elements."""
     import keras
 
     import ringar
@@ -52,8 +52,8 @@ def measure(size: int, rounds: int) -> tuple[dict[str, list[float]], int]:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(count, use_bias=False)])
     server = ringar.ParameterServer(model, keras.optimizers.SGD(1.0), servers=[0])
     window = ringar.Window(0 if is_worker else count, "float32", name="transfers")
-    found: dict[str, list[float]] = {}
-    wrong = 0
+    times: dict[str, list[float]] = {}
+    errors = 0
     if is_worker:
         values = np.arange(count, dtype="float32")
         out, zeros = np.ones(count, "float32"), np.zeros(count, "float32")
@@ -74,15 +74,15 @@ def measure(size: int, rounds: int) -> tuple[dict[str, list[float]], int]:
             "pull of a server": server.pull,
             "push to a server, applied": push,
         }
-        found = {what: [] for what in ways}
+        times = {name: [] for name in ways}
         for _ in range(rounds):
-            for what, way in ways.items():
-                found[what].append(seconds_of(way))
-        wrong = int(np.count_nonzero(window.get(0) != values) + np.count_nonzero(out != values))
+            for name, way in ways.items():
+                times[name].append(seconds_of(way))
+        errors = int(np.count_nonzero(window.get(0) != values) + np.count_nonzero(out != values))
     server.close()
     ringar.barrier()
     window.close()
-    return found, wrong
+    return times, errors
 
 
 def main() -> None:
@@ -90,10 +90,10 @@ def main() -> None:
     import ringar
 
     ringar.init(intra_op_threads=1, inter_op_threads=2)
-    found = {size: measure(size, options["rounds"]) for size in options["sizes"]}
+    turns = {size: measure(size, options["rounds"]) for size in options["sizes"]}
     report = {
-        "seconds": {size: ways for size, (ways, _) in found.items()},
-        "wrong": sum(wrong for _, wrong in found.values()),
+        "seconds": {size: ways for size, (ways, _) in turns.items()},
+        "wrong": sum(errors for _, errors in turns.values()),
     }
     write_report(options, ringar.rank(), report)
     ringar.shutdown()

@@ -1,4 +1,4 @@
-"""Is a training that Autotune has tuned ever slower than with the defaults, or than it could be?
+"""Is training tuned by Autotune ever slower than with the defaults, or with the best settings?
 
     python -m benchmarks.autotune --output build/autotune
     python -m benchmarks.autotune --only host
@@ -68,8 +68,8 @@ def row(case: str, title: str, reports: Reports) -> Row:
     first = reports[0]  # all ranks report the seconds of the slowest one
     tuned, defaults = first["seconds"]["tuned"], first["seconds"]["defaults"]
 
-    def times(others: list[float]) -> float:
-        return median(a / b for a, b in zip(tuned, others, strict=True))
+    def times(baseline: list[float]) -> float:
+        return median(a / b for a, b in zip(tuned, baseline, strict=True))
 
     fastest: dict[str, list[float]] = first["seconds"]["fastest"]
     best = max(fastest, key=lambda settings: times(fastest[settings]))
@@ -89,9 +89,9 @@ def row(case: str, title: str, reports: Reports) -> Row:
         "other_bits": first["other_bits"],
         "difference": first["difference"],
         # So written, NaN is wrong, too.
-        "wrong": sum(one["differ"] for one in reports)
-        + sum(not (one["difference"] <= TOLERANCE if tolerated else one["other_bits"] == 0)
-              for one in reports)
+        "wrong": sum(r["differ"] for r in reports)
+        + sum(not (r["difference"] <= TOLERANCE if tolerated else r["other_bits"] == 0)
+              for r in reports)
         + (not first["found"]),
     }  # fmt: skip
 
@@ -100,16 +100,16 @@ def text(rows: list[Row]) -> str:
     """Returns the tables."""
     headers = ["", "chosen", "step", "min", "max", "with the defaults", "ratio", "other weights"]
     chosen = report.table(headers, [
-        [one["case"], one["settings"], *report.spread(one),
-         report.time_text(one["default_seconds"]), f"{one['times']:.3f}",
-         f"{one['other_bits']}, by {one['difference']:.1e}"]
-        for one in rows
+        [entry["case"], entry["settings"], *report.spread(entry),
+         report.time_text(entry["default_seconds"]), f"{entry['times']:.3f}",
+         f"{entry['other_bits']}, by {entry['difference']:.1e}"]
+        for entry in rows
     ])  # fmt: skip
     headers = ["", "settings in the grid", "fastest", "its step", "tuned step over it"]
     grid = report.table(headers, [
-        [one["case"], len(one["grid"]), one["best"], report.time_text(one["best_seconds"]),
-         f"{one['times_of_best']:.3f}"]
-        for one in rows
+        [entry["case"], len(entry["grid"]), entry["best"], report.time_text(entry["best_seconds"]),
+         f"{entry['times_of_best']:.3f}"]
+        for entry in rows
     ])  # fmt: skip
     return f"{chosen}\n\n{grid}"
 
@@ -117,10 +117,10 @@ def text(rows: list[Row]) -> str:
 def targets(rows: list[Row]) -> list[Target]:
     """Returns the bounds."""
     return [
-        Target(f"step as tuned, over {what}", MOST_TIMES, "x", [one[key] for one in rows],
+        Target(f"step as tuned, over {subject}", MOST_TIMES, "x", [entry[key] for entry in rows],
                at_most=True)
-        for what, key in (("the step with the defaults", "times"),
-                          ("the fastest of the full grid", "times_of_best"))
+        for subject, key in (("the step with the defaults", "times"),
+                             ("the fastest of the full grid", "times_of_best"))
     ]  # fmt: skip
 
 
@@ -140,29 +140,29 @@ def main(arguments: list[str] | None = None) -> int:
     options = vars(parser.parse_args(arguments))
     output, names = options.pop("output"), options.pop("only").split(",")
     rate = options.pop("rate")
-    if unknown := sorted(set(names) - set(CASES)):
-        parser.error(f"--only: {', '.join(unknown)}: known are {', '.join(CASES)}")
-    here, rows, missing = machine.describe(), [], {}
+    if unknown_names := sorted(set(names) - set(CASES)):
+        parser.error(f"--only: {', '.join(unknown_names)}: known are {', '.join(CASES)}")
+    host, rows, reasons = machine.describe(), [], {}
     for case in names:
         title = title_of(case, rate)
         print(title, file=sys.stderr, flush=True)
         try:
             if case == "hosts" and (reason := unavailable()):
-                missing[title] = reason
+                reasons[title] = reason
             else:
                 rows.append(row(case, title, run(case, options, rate)))
         except JobFailedError as error:
-            missing[title] = str(error)
-    print(f"# Autotune, {machine.headline(here)}\n")
+            reasons[title] = str(error)
+    print(f"# Autotune, {machine.headline(host)}\n")
     print(text(rows), end="\n\n")
     print(bounds.table(targets(rows)))
-    print(report.missing_lines(missing), end="")
-    data = {"tried": {"cases": names}, "missing": missing, "rows": rows}
-    results.keep("autotune", here, data, output)
-    wrong = sum(one["wrong"] for one in rows)
-    if wrong:
-        print(f"{wrong} wrong results", file=sys.stderr)
-    return 1 if wrong or missing else 0
+    print(report.missing_lines(reasons), end="")
+    data = {"tried": {"cases": names}, "missing": reasons, "rows": rows}
+    results.keep("autotune", host, data, output)
+    errors = sum(entry["wrong"] for entry in rows)
+    if errors:
+        print(f"{errors} wrong results", file=sys.stderr)
+    return 1 if errors or reasons else 0
 
 
 if __name__ == "__main__":

@@ -112,8 +112,8 @@ class Steps:
         for _ in range(self._calls):
             step(self._data)
             times.append(time.perf_counter())
-        own = median(b - a for a, b in itertools.pairwise(times))
-        return float(max(ringar.allgather_object(own)))
+        seconds = median(b - a for a, b in itertools.pairwise(times))
+        return float(max(ringar.allgather_object(seconds)))
 
 
 def grid_of(model: Any) -> list[Settings]:
@@ -126,28 +126,30 @@ def grid_of(model: Any) -> list[Settings]:
     specs = tuple(Spec.of(variable) for variable in model.trainable_variables)
     space = Space(Job(ringar.size(), len(set(place.hosts())), specs))
     values = itertools.product(*space.dimensions.values())
-    every = (space.settings(dict(zip(space.dimensions, one, strict=True))) for one in values)
-    return list(dict.fromkeys(every))
+    grid = (space.settings(dict(zip(space.dimensions, point, strict=True))) for point in values)
+    return list(dict.fromkeys(grid))
 
 
 def in_turn(model: Any, chosen: Settings, options: dict[str, Any]) -> dict[str, Any]:
-    """Measures the grid, and then its fastest in turn with what was chosen and the defaults."""
+    """Measures the grid, then in turn its fastest settings, the chosen ones and the defaults."""
     from ringar.keras.tuned import DEFAULTS
 
     steps = Steps(model, options)
     grid = {settings: steps.seconds(steps.make(settings)) for settings in grid_of(model)}
     fastest = sorted(grid, key=grid.__getitem__)[:FINALISTS]
-    functions = {one: steps.make(one) for one in dict.fromkeys([chosen, DEFAULTS, *fastest])}
-    found: dict[Settings, list[float]] = {one: [] for one in functions}
+    functions = {
+        settings: steps.make(settings) for settings in dict.fromkeys([chosen, DEFAULTS, *fastest])
+    }
+    times: dict[Settings, list[float]] = {settings: [] for settings in functions}
     for number in range(options["rounds"]):
-        for one in list(functions)[:: 1 if number % 2 else -1]:
-            found[one].append(steps.seconds(functions[one]))
+        for settings in list(functions)[:: 1 if number % 2 else -1]:
+            times[settings].append(steps.seconds(functions[settings]))
     return {
-        "grid": {str(one): seconds for one, seconds in grid.items()},
+        "grid": {str(settings): seconds for settings, seconds in grid.items()},
         "seconds": {
-            "tuned": found[chosen],
-            "defaults": found[DEFAULTS],
-            "fastest": {str(one): found[one] for one in fastest},
+            "tuned": times[chosen],
+            "defaults": times[DEFAULTS],
+            "fastest": {str(settings): times[settings] for settings in fastest},
         },
     }
 

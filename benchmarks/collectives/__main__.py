@@ -35,7 +35,9 @@ def parse_arguments(
     arguments: list[str], program: str, about: str | None
 ) -> tuple[argparse.Namespace, list[int], list[str]]:
     """Returns the options, the sizes, and the peers: names, and absolute paths of files."""
-    what = "; ".join(f"{name}: {one.size_is}" for name, one in DEFINITIONS.items())
+    size_texts = "; ".join(
+        f"{name}: {definition.size_is}" for name, definition in DEFINITIONS.items()
+    )
     parser = command.parser(program, about, "writes OUTPUT.json, and OUTPUT.png (CPUs)")
     parser.add_argument(
         "--collective", choices=list(DEFINITIONS), default="allreduce", help="default %(default)s"
@@ -47,7 +49,7 @@ def parse_arguments(
     parser.add_argument(
         "--sizes",
         default=",".join(DEFAULT_SIZES),
-        help=f"bytes, as in 4K,64M, counted as nccl-tests counts them ({what})",
+        help=f"bytes, as in 4K,64M, counted as nccl-tests counts them ({size_texts})",
     )
     parser.add_argument(
         "--dtype", choices=("float32", "float16"), default="float32", help="float16: on GPUs only"
@@ -71,8 +73,10 @@ def parse_arguments(
     on_gpus = options.device == "gpu"
     if options.dtype != "float32" and not on_gpus:
         parser.error(f"--dtype {options.dtype} needs --device gpu")
-    given = options.peers.split(",") if options.peers else GPU_PEERS if on_gpus else DEFAULT_PEERS
-    names = [str(Path(name).resolve()) if name.endswith(".py") else name for name in given]
+    peer_names = (
+        options.peers.split(",") if options.peers else GPU_PEERS if on_gpus else DEFAULT_PEERS
+    )
+    names = [str(Path(name).resolve()) if name.endswith(".py") else name for name in peer_names]
     try:
         for name in () if on_gpus else names:
             peers.load(name)
@@ -94,28 +98,30 @@ def main(
         return gpu.compare(options, sizes, names, program)
     collective = options.collective
     ranks = 2 if options.num_proc is None else options.num_proc
-    found = collect(collective, names, ranks, sizes, options.rounds, options.budget, options.limit)
-    table = rows(found.series, ranks, names, collective)
-    here = machine.describe()
-    print(f"# {collective} on {ranks} ranks: {machine.headline(here)}")
+    outcome = collect(
+        collective, names, ranks, sizes, options.rounds, options.budget, options.limit
+    )
+    table = rows(outcome.series, ranks, names, collective)
+    host = machine.describe()
+    print(f"# {collective} on {ranks} ranks: {machine.headline(host)}")
     print(f"# size: {DEFINITIONS[collective].size_is}; times are medians of {options.rounds} turns")
     print(table_text(table))
-    titles = {peers.load(name).TITLE: why for name, why in found.missing.items()}
+    titles = {peers.load(name).TITLE: why for name, why in outcome.reasons.items()}
     print(report.missing_lines(titles), end="")
     data = {
         "tried": {"peers": names, "sizes": sizes},
         "ranks": ranks,
         "rows": table,
-        "peers": found.versions,
-        "missing": found.missing,
+        "peers": outcome.versions,
+        "missing": outcome.reasons,
     }
-    results.keep(f"{collective}-{ranks}-ranks", here, data, options.output)
+    results.keep(f"{collective}-{ranks}-ranks", host, data, options.output)
     if options.output:
         plot(options.output, table, ranks)
-    wrong = sum(row["wrong"] for row in table)
-    if wrong:
-        print(f"{wrong} wrong elements", file=sys.stderr)
-    return 1 if wrong else 0
+    errors = sum(row["wrong"] for row in table)
+    if errors:
+        print(f"{errors} wrong elements", file=sys.stderr)
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ inline
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from math import prod
 from statistics import median
 
 from benchmarks.collectives.measure import measure_peer
-from benchmarks.harness import machine, report
+from benchmarks.harness import command, machine, report
 from benchmarks.harness.processes import JobFailedError
 from benchmarks.harness.report import KIB, MIB
 from benchmarks.harness.series import slowest_rank
@@ -64,10 +63,10 @@ def measure(
     Raises:
         JobFailedError: a job did not end well.
     """
-    found: list[dict[int, list[float]]] = [{size: [] for size in sizes} for _ in tunings]
+    series: list[dict[int, list[float]]] = [{size: [] for size in sizes} for _ in tunings]
     options = {"collective": "allreduce", "sizes": sizes, "budget_bytes": 128 * MIB}
     for number in range(rounds):
-        for tuning, times in zip(tunings, found, strict=True):
+        for tuning, times in zip(tunings, series, strict=True):
             print(f"round {number + 1} of {rounds}: {ranks} ranks, {tuning}", file=sys.stderr)
             with tuned(tuning):
                 reports = measure_peer(peer, ranks, options, deadline=300)
@@ -75,7 +74,7 @@ def measure(
                 raise JobFailedError(f"wrong results with RINGAR_TUNING={tuning}")
             for index, size in enumerate(sizes):
                 times[size].append(median(slowest_rank(reports, index)))
-    return [{size: median(values) for size, values in times.items()} for times in found]
+    return [{size: median(values) for size, values in times.items()} for times in series]
 
 
 def choose_slice(times: list[Times]) -> int:
@@ -121,13 +120,13 @@ def choose(ranks: int, rounds: int, inline: int | None) -> Choice:
         return ranks, chosen, small, inline
 
     tunings = [f"inline={limit}" for limit in (NEVER, ALWAYS)]
-    woken, alone = (t[4 * KIB] for t in measure("ringar_op", ranks, [4 * KIB], tunings, rounds))
+    woken, inlined = (t[4 * KIB] for t in measure("ringar_op", ranks, [4 * KIB], tunings, rounds))
     engine = {**{size: min(one_exchange[size], blocks[size]) for size in sizes},
               **slices[SLICES.index(chosen)]}  # fmt: skip
-    inline = choose_inline(woken, alone, engine)
+    inline = choose_inline(woken, inlined, engine)
     print(
         f"\n{ranks} ranks: an op of 4 KiB takes {report.time_text(woken)} through the engine's "
-        f"thread, {report.time_text(alone)} without: inline up to {report.size_text(inline)}"
+        f"thread, {report.time_text(inlined)} without: inline up to {report.size_text(inline)}"
     )
     return ranks, chosen, small, inline
 
@@ -149,11 +148,7 @@ def table_text(choices: list[Choice]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.collectives.crossover",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("benchmarks.collectives.crossover", __doc__, output=None)
     parser.add_argument("--ranks", default="2,4,8", help="numbers of ranks (default 2,4,8)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each case (default 3)")
     parser.add_argument("--write", action="store_true", help="write the table; then build again")

@@ -24,7 +24,7 @@ class Measured:
     series: dict[tuple[str, int], Series] = field(default_factory=dict)
     """By peer and size."""
     versions: dict[str, str] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
     """Why a peer has no times, or fewer than it should have."""
 
 
@@ -58,24 +58,24 @@ def collect(
 
     A peer that fails once is not tried again.
     """
-    found = Measured()
+    outcome = Measured()
     for name in names:
         if not hasattr(peers.load(name).Peer, collective):
-            found.missing[name] = f"it has no {collective}"
+            outcome.reasons[name] = f"it has no {collective}"
     options = {"collective": collective, "sizes": sizes, "budget_bytes": budget_bytes}
     for number in range(rounds):
         for name in names:
-            if name in found.missing:
+            if name in outcome.reasons:
                 continue
             print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
             try:
                 reports = measure_peer(name, ranks, options, deadline=limit)
             except JobFailedError as error:
-                found.missing[name] = str(error)
+                outcome.reasons[name] = str(error)
                 continue
-            found.versions[name] = reports[0]["version"]
+            outcome.versions[name] = reports[0]["version"]
             for i, size in enumerate(sizes):
-                one = found.series.setdefault((name, size), Series())
-                one.rounds.append(slowest_rank(reports, i))
-                one.wrong += sum(r["results"][i]["wrong"] for r in reports)
-    return found
+                series = outcome.series.setdefault((name, size), Series())
+                series.rounds.append(slowest_rank(reports, i))
+                series.errors += sum(r["results"][i]["wrong"] for r in reports)
+    return outcome

@@ -22,9 +22,9 @@ def _style(peer: str) -> dict[str, Any]:
     bound = {"memcpy": "--", "empty_op": ":"}
     if peer in bound:
         return {"color": "black", "linestyle": bound[peer], "linewidth": 1.3}
-    ours = peer.startswith("ringar")
+    is_ringar = peer.startswith("ringar")
     return {"color": COLORS.get(peer), "marker": MARKERS.get(peer, "."), "markersize": 5,
-            "linestyle": "-", "linewidth": 2.4 if ours else 1.3}  # fmt: skip
+            "linestyle": "-", "linewidth": 2.4 if is_ringar else 1.3}  # fmt: skip
 
 
 def plot(path: str, rows: list[dict[str, Any]], ranks: int) -> None:
@@ -35,11 +35,11 @@ def plot(path: str, rows: list[dict[str, Any]], ranks: int) -> None:
 
     figure, axes = pyplot().subplots(figsize=(8.4, 5.2))
     for peer in dict.fromkeys(row["peer"] for row in rows):
-        mine = [row for row in rows if row["peer"] == peer]
-        sizes = [row["bytes"] for row in mine]
+        points = [row for row in rows if row["peer"] == peer]
+        sizes = [row["bytes"] for row in points]
         style = _style(peer)
-        axes.plot(sizes, [row["seconds"] for row in mine], label=mine[0]["title"], **style)
-        axes.fill_between(sizes, [row["min"] for row in mine], [row["max"] for row in mine],
+        axes.plot(sizes, [row["seconds"] for row in points], label=points[0]["title"], **style)
+        axes.fill_between(sizes, [row["min"] for row in points], [row["max"] for row in points],
                           color=style["color"], alpha=0.15, linewidth=0)  # fmt: skip
     sizes = sorted({row["bytes"] for row in rows})
     axes.set_xscale("log", base=2)

@@ -18,12 +18,12 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Returns the table as plain data, size by size."""
     definition = DEFINITIONS[collective]
-    found = []
+    summaries = []
     order = {name: i for i, name in enumerate(names)}
-    for (name, size), one in sorted(series.items(), key=lambda kv: (kv[0][1], order[kv[0][0]])):
+    for (name, size), figures in sorted(series.items(), key=lambda kv: (kv[0][1], order[kv[0][0]])):
         elements = definition.elements(size, ranks)
-        algbw = 4 * elements / one.seconds / 1e9
-        found.append(
+        algbw = 4 * elements / figures.seconds / 1e9
+        summaries.append(
             {
                 "collective": collective,
                 "bytes": 4 * elements,
@@ -35,10 +35,10 @@ def rows(
                 "title": peers.load(name).TITLE,
                 "algbw": algbw,
                 "busbw": algbw * definition.factor(ranks),
-                **one.summary(),
+                **figures.summary(),
             }
         )
-    return found
+    return summaries
 
 
 def table_text(rows: list[dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import peers
-from benchmarks.harness.definitions import DEFINITIONS, given
+from benchmarks.harness.definitions import DEFINITIONS, input_of
 from benchmarks.harness.worker import read_options, write_report
 
 
@@ -37,10 +37,10 @@ def wrong_elements(run: Callable[[], Any], array: np.ndarray, expected: np.ndarr
     result = np.asarray(run())
     if result.shape != expected.shape:
         return expected.size
-    wrong = int(np.count_nonzero(result != expected))
+    errors = int(np.count_nonzero(result != expected))
     if result.flags.writeable and not np.may_share_memory(result, array):
-        result.fill(-1)  # what a later call leaves as it was must not look right
-    return wrong
+        result.fill(-1)  # elements that a later call leaves unchanged must be wrong
+    return errors
 
 
 def measure(
@@ -54,21 +54,21 @@ def measure(
     """Times a collective of `size` bytes of float32 and counts wrong elements."""
     definition = DEFINITIONS[collective]
     total = definition.elements(size, peer.size)
-    array = given(collective, total, peer.rank, peer.size)
+    array = input_of(collective, total, peer.rank, peer.size)
     run = getattr(peer, collective)(array)
     expected = definition.expected(total, peer.rank, peer.size)
 
-    def wrong() -> int:
+    def count_errors() -> int:
         if in_place:
-            array[:] = given(collective, total, peer.rank, peer.size)
+            array[:] = input_of(collective, total, peer.rank, peer.size)
         return wrong_elements(run, array, expected) if communicates else 0
 
-    errors = wrong()
+    errors = count_errors()
     calls = calls_for(size, budget_bytes)
     time_calls(run, max(2, calls // 5))
     peer.barrier()
     times = time_calls(run, calls)
-    return {"size": size, "times": times, "wrong": errors + wrong()}
+    return {"size": size, "times": times, "wrong": errors + count_errors()}
 
 
 def main() -> None:

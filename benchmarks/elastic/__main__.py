@@ -52,8 +52,8 @@ def run(
         if hosts is None:
             words = [sys.executable, "-m", "ringar.launchers", "-np", str(ranks), *least, *program]
         else:
-            each = ranks // len(hosts)
-            words = hosts[0].command(*by_tcp(hosts, each, program, {}, least))
+            ranks_per_host = ranks // len(hosts)
+            words = hosts[0].command(*by_tcp(hosts, ranks_per_host, program, {}, least))
         processes.run_command(words, deadline=90.0 + 15.0 * options["kills"], env=SCALE)
         folder = Path(name)
         ends = {path.read_text() for path in folder.glob("*.json")}
@@ -72,23 +72,23 @@ def read_steps(text: str) -> Steps:
 
 def recoveries(steps: Sequence[Steps], kills: Sequence[float], full: int) -> list[float]:
     """Returns, for each kill, the seconds until the last survivor has ended a step without it."""
-    found = []
+    seconds = []
     for kill, after in itertools.pairwise([*kills, float("inf")]):
         firsts = [
-            next((when for when, size in one if kill < when < after and size < full), None)
-            for one in steps
-            if one and one[0][0] < kill < one[-1][0]
+            next((when for when, size in history if kill < when < after and size < full), None)
+            for history in steps
+            if history and history[0][0] < kill < history[-1][0]
         ]
-        found.append(max(first for first in firsts if first is not None) - kill)
-    return found
+        seconds.append(max(first for first in firsts if first is not None) - kill)
+    return seconds
 
 
 def joinings(steps: Sequence[Steps], full: int) -> list[float]:
     """Returns the seconds between the steps before and after another rank has joined, by rank."""
     return [
         then - now
-        for one in steps
-        for (now, before), (then, size) in itertools.pairwise(one)
+        for history in steps
+        for (now, before), (then, size) in itertools.pairwise(history)
         if before < size == full
     ]
 
@@ -96,8 +96,10 @@ def joinings(steps: Sequence[Steps], full: int) -> list[float]:
 def seconds_of_step(steps: Sequence[Steps]) -> float:
     """Returns the median time of a step, of the slowest process, without the first tenth."""
     return max(
-        median(then - now for (now, _), (then, _) in itertools.pairwise(one[len(one) // 10 :]))
-        for one in steps
+        median(
+            then - now for (now, _), (then, _) in itertools.pairwise(history[len(history) // 10 :])
+        )
+        for history in steps
     )
 
 
@@ -110,12 +112,12 @@ def measure_faults(ranks: int, kills: int, hosts: int) -> dict[str, list[float]]
 
 def measure_steps(rounds: int, steps: int) -> dict[str, list[float]]:
     """Measures a step of two ranks, plain and elastic in turn."""
-    found: dict[str, list[float]] = {"plain": [], "elastic": [], "commits": []}
+    outcome: dict[str, list[float]] = {"plain": [], "elastic": [], "commits": []}
     for _ in range(rounds):
-        for name, every in (("plain", 0), ("elastic", NEVER), ("commits", 1)):
-            done, _ = run(2, every > 0, kills=0, steps=steps, every=every)
-            found[name].append(seconds_of_step(done))
-    return found
+        for name, period in (("plain", 0), ("elastic", NEVER), ("commits", 1)):
+            done, _ = run(2, period > 0, kills=0, steps=steps, every=period)
+            outcome[name].append(seconds_of_step(done))
+    return outcome
 
 
 def targets(
@@ -127,7 +129,7 @@ def targets(
     def middle(figures: Sequence[float]) -> list[float]:
         return [median(figures)] if figures else nothing
 
-    more = [
+    excess = [
         100 * (elastic / plain - 1)
         for plain, elastic in zip(steps["plain"], steps["elastic"], strict=True)
     ]
@@ -137,7 +139,7 @@ def targets(
         Target("ranks stand still while one joins and traces, longest", 10, "s",
                [max(faults["joining"])] if faults["joining"] else nothing, at_most=True),
         Target("a step without commits and faults, more than in a plain job", 1, "%",
-               middle(more), at_most=True),
+               middle(excess), at_most=True),
     ]  # fmt: skip
 
 
@@ -160,13 +162,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="of the comparison (default 5)")
     parser.add_argument("--steps", type=int, default=1500, help="of a round (default %(default)s)")
     options = parser.parse_args(arguments)
-    here = machine.describe()
+    host = machine.describe()
     faults = measure_faults(options.ranks, options.kills, options.hosts)
     steps = measure_steps(options.rounds, options.steps)
-    print(f"# Ranks that change: {machine.headline(here)}\n{text(faults, steps, options.hosts)}")
-    tried = {"hosts": [options.hosts], "kills": [options.kills], "rounds": [options.rounds]}
+    print(f"# Ranks that change: {machine.headline(host)}\n{text(faults, steps, options.hosts)}")
+    scope = {"hosts": [options.hosts], "kills": [options.kills], "rounds": [options.rounds]}
     results.keep(
-        "elastic", here, {"tried": tried, "missing": {}, **faults, **steps}, options.output
+        "elastic", host, {"tried": scope, "missing": {}, **faults, **steps}, options.output
     )
     return 0
 

@@ -56,17 +56,17 @@ def run_ranks(
     return run_worker("benchmarks.gpu.worker", options, ranks, deadline=deadline, env=env)
 
 
-def heading(collective: str, reports: Reports, here: dict[str, Any], gpus: int) -> list[str]:
+def heading(collective: str, reports: Reports, host: dict[str, Any], gpus: int) -> list[str]:
     """Returns the lines that say where the figures come from."""
-    cards = Counter(one["gpu"]["bus"] for one in reports)
-    names = ", ".join(dict.fromkeys(one["gpu"]["card"] for one in reports))
+    cards = Counter(r["gpu"]["bus"] for r in reports)
+    names = ", ".join(dict.fromkeys(r["gpu"]["card"] for r in reports))
     on_each = ", ".join(str(count) for count in sorted(set(cards.values())))
     gpu = reports[0]["gpu"]
     lines = [
         f"{collective} on {len(reports)} ranks, {on_each} to a card: {len(cards)} x {names}",
         f"driver {gpu['driver']} (CUDA {gpu['cuda_of_driver']}), CuPy {gpu['cupy']} "
-        f"(CUDA {gpu['cuda_of_cupy']}), NCCL {gpu['nccl']}, {here['time']}",
-        machine.headline(here),
+        f"(CUDA {gpu['cuda_of_cupy']}), NCCL {gpu['nccl']}, {host['time']}",
+        machine.headline(host),
     ]
     if environment(len(reports), gpus):
         lines.append(f"more ranks than GPUs: {'='.join(*MULTI_RANK.items())} was set")
@@ -78,8 +78,8 @@ def text(
 ) -> str:  # fmt: skip
     """Returns the text of all tables."""
     collective = options["collective"]
-    asked = {case.bytes for case in gpu_cases.sizes(options, len(reports))}
-    plain = [row for row in all_rows if row["arrays"] == 1 and row["bytes"] in asked]
+    requested_sizes = {case.bytes for case in gpu_cases.sizes(options, len(reports))}
+    plain = [row for row in all_rows if row["arrays"] == 1 and row["bytes"] in requested_sizes]
     group = [row for row in all_rows if row["arrays"] > 1]
     if group:
         size = group[0]["bytes"]
@@ -100,20 +100,20 @@ def text(
             gpu_report.throughput_table(group),
             gpu_report.latency_table(group),
         ]
-    missing = {PEERS[name].title: why for name, why in reports[0]["missing"].items()}
-    if missing:
-        parts.append(report.missing_lines(missing).rstrip())
-    found = gpu_report.targets(all_rows, len(reports))
-    if found:
-        parts.append(targets.table(found))
+    reasons = {PEERS[name].title: why for name, why in reports[0]["missing"].items()}
+    if reasons:
+        parts.append(report.missing_lines(reasons).rstrip())
+    goals = gpu_report.targets(all_rows, len(reports))
+    if goals:
+        parts.append(targets.table(goals))
     return "\n\n".join(parts)
 
 
 def refusal(ranks: int, dtype: str, names: list[str]) -> str:
     """Returns why these arguments cannot be measured, or an empty string."""
-    unknown = [name for name in names if name not in PEERS]
-    if unknown:
-        return f"peers on GPUs are {', '.join(PEERS)}. Received: {', '.join(unknown)}"
+    unknown_names = [name for name in names if name not in PEERS]
+    if unknown_names:
+        return f"peers on GPUs are {', '.join(PEERS)}. Received: {', '.join(unknown_names)}"
     most = gpu_cases.most_ranks(dtype)
     if ranks > most:
         return f"sums of {dtype} are exact up to {most} ranks. Received: {ranks}"
@@ -143,21 +143,21 @@ def compare(arguments: argparse.Namespace, sizes: list[int], names: list[str], p
         print(f"{program}: the job has failed: {error}", file=sys.stderr)
         return 1
     all_rows = gpu_report.rows(reports, gpu_cases.cases(options, ranks))
-    here = machine.describe()
-    print(text(reports, all_rows, options, heading(options["collective"], reports, here, gpus)))
-    missing = reports[0]["missing"]
+    host = machine.describe()
+    print(text(reports, all_rows, options, heading(options["collective"], reports, host, gpus)))
+    reasons = reports[0]["missing"]
     if arguments.output:
-        found = [target.row() for target in gpu_report.targets(all_rows, ranks)]
+        goals = [target.row() for target in gpu_report.targets(all_rows, ranks)]
         report.write_json(arguments.output, {
-            "machine": here, "gpus": [one["gpu"] for one in reports], "ranks": ranks,
-            "environment": env, "options": options, "rows": all_rows, "missing": missing,
-            "targets": found})  # fmt: skip
-    wrong = gpu_report.wrong_elements(all_rows)
-    if wrong:
-        print(f"{wrong} wrong elements", file=sys.stderr)
-    if "ringar" in missing:
-        print(f"{program}: ringar was not measured: {missing['ringar']}", file=sys.stderr)
-    return 1 if wrong or "ringar" in missing else 0
+            "machine": host, "gpus": [r["gpu"] for r in reports], "ranks": ranks,
+            "environment": env, "options": options, "rows": all_rows, "missing": reasons,
+            "targets": goals})  # fmt: skip
+    errors = gpu_report.wrong_elements(all_rows)
+    if errors:
+        print(f"{errors} wrong elements", file=sys.stderr)
+    if "ringar" in reasons:
+        print(f"{program}: ringar was not measured: {reasons['ringar']}", file=sys.stderr)
+    return 1 if errors or "ringar" in reasons else 0
 
 
 def main(arguments: list[str] | None = None) -> int:

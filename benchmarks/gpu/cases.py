@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.definitions import DEFINITIONS, given
+from benchmarks.harness.definitions import DEFINITIONS, input_of
 from benchmarks.peers.ringar_group import resnet50_gradients
 
 OUT_OF_PLACE, IN_PLACE = "out of place", "in place"
@@ -49,22 +49,22 @@ class Case:
     @property
     def placements(self) -> tuple[str, ...]:
         """An allreduce and a broadcast may leave their result where the input was."""
-        both = self.collective in ("allreduce", "broadcast")
-        return (OUT_OF_PLACE, IN_PLACE) if both else (OUT_OF_PLACE,)
+        has_in_place = self.collective in ("allreduce", "broadcast")
+        return (OUT_OF_PLACE, IN_PLACE) if has_in_place else (OUT_OF_PLACE,)
 
-    def arrays(self, whole: np.ndarray) -> list[np.ndarray]:
+    def arrays(self, array: np.ndarray) -> list[np.ndarray]:
         """Cuts an array into those of the group."""
-        return np.split(whole, np.cumsum(self.parts)[:-1]) if self.parts else [whole]
+        return np.split(array, np.cumsum(self.parts)[:-1]) if self.parts else [array]
 
-    def given(self, rank: int, ranks: int) -> list[np.ndarray]:
+    def inputs(self, rank: int, ranks: int) -> list[np.ndarray]:
         """Returns the input of a rank: small whole numbers, whose sums in any order are exact."""
-        whole = given(self.collective, self.total, rank, ranks)
-        return self.arrays(whole.astype(self.dtype))
+        array = input_of(self.collective, self.total, rank, ranks)
+        return self.arrays(array.astype(self.dtype))
 
     def expected(self, rank: int, ranks: int) -> list[np.ndarray]:
         """Returns the right result of one call."""
-        whole = DEFINITIONS[self.collective].expected(self.total, rank, ranks)
-        return self.arrays(whole.astype(self.dtype))
+        array = DEFINITIONS[self.collective].expected(self.total, rank, ranks)
+        return self.arrays(array.astype(self.dtype))
 
     def calls(self, budget_bytes: int) -> int:
         """Returns the number of calls before a synchronization, the same on all ranks."""
@@ -102,13 +102,15 @@ def sizes(options: dict[str, Any], ranks: int) -> list[Case]:
     collective, dtype = options["collective"], options["dtype"]
     itemsize = np.dtype(dtype).itemsize
     elements = DEFINITIONS[collective].elements
-    found = [Case(collective, dtype, elements(s, ranks, itemsize)) for s in options["sizes"]]
-    return list(dict.fromkeys(found))
+    candidates = [Case(collective, dtype, elements(s, ranks, itemsize)) for s in options["sizes"]]
+    return list(dict.fromkeys(candidates))
 
 
 def cases(options: dict[str, Any], ranks: int) -> list[Case]:
     """Returns the sizes, and for allreduce a group of gradients and one array of its bytes."""
-    found = sizes(options, ranks)
+    candidates = sizes(options, ranks)
     if options["collective"] == "allreduce":
-        found += [Case("allreduce", options["dtype"], sum(GROUP), parts) for parts in (GROUP, ())]
-    return list(dict.fromkeys(found))
+        candidates += [
+            Case("allreduce", options["dtype"], sum(GROUP), parts) for parts in (GROUP, ())
+        ]
+    return list(dict.fromkeys(candidates))

@@ -54,8 +54,8 @@ class Peer:
 
     def run(self, collective: str, inputs: Arrays, outputs: Arrays) -> Run:
         """Returns a function that enqueues a collective."""
-        made: Run = getattr(self, collective)(inputs, outputs)
-        return made
+        run: Run = getattr(self, collective)(inputs, outputs)
+        return run
 
 
 class Ringar(Peer):
@@ -73,8 +73,8 @@ class Ringar(Peer):
     def connect(self) -> None:
         # The first collective opens NCCL, and fails on all ranks if NCCL cannot be used here.
         with self.stream:
-            one = self._cupy.ones(1, "float32")
-            self._ringar.allreduce(one, op=self._sum)
+            array = self._cupy.ones(1, "float32")
+            self._ringar.allreduce(array, op=self._sum)
         self.check()
 
     def check(self) -> None:
@@ -128,9 +128,9 @@ class Nccl(Peer):
         Pointers and the rest are found before anything is timed: what is left is CuPy's own call.
         """
         start, end = self._nccl.groupStart, self._nccl.groupEnd
-        (function, *arguments), *others = calls
+        (function, *arguments), *rest = calls
 
-        def one() -> Arrays:
+        def call() -> Arrays:
             function(*arguments)
             return outputs
 
@@ -141,7 +141,7 @@ class Nccl(Peer):
             end()
             return outputs
 
-        return group if others else one
+        return group if rest else call
 
     def _type(self, array: Any) -> int:
         return int(self._types[array.dtype.name])
@@ -149,34 +149,38 @@ class Nccl(Peer):
     def allreduce(self, inputs: Arrays, outputs: Arrays) -> Run:
         how = (self._nccl.NCCL_SUM, self.stream.ptr)
         calls = [
-            (self._comm.allReduce, one.data.ptr, other.data.ptr, one.size, self._type(one), *how)
-            for one, other in zip(inputs, outputs, strict=True)
+            (self._comm.allReduce, x.data.ptr, y.data.ptr, x.size, self._type(x), *how)
+            for x, y in zip(inputs, outputs, strict=True)
         ]
         return self._enqueue(calls, outputs)
 
     def allgather(self, inputs: Arrays, outputs: Arrays) -> Run:
-        (one,), (other,) = inputs, outputs
-        what = (one.data.ptr, other.data.ptr, one.size, self._type(one))
-        return self._enqueue([(self._comm.allGather, *what, self.stream.ptr)], outputs)
+        (source,), (target,) = inputs, outputs
+        args = (source.data.ptr, target.data.ptr, source.size, self._type(source))
+        return self._enqueue([(self._comm.allGather, *args, self.stream.ptr)], outputs)
 
     def reducescatter(self, inputs: Arrays, outputs: Arrays) -> Run:
-        (one,), (other,) = inputs, outputs
-        what = (one.data.ptr, other.data.ptr, other.size, self._type(one), self._nccl.NCCL_SUM)
-        return self._enqueue([(self._comm.reduceScatter, *what, self.stream.ptr)], outputs)
+        (source,), (target,) = inputs, outputs
+        kind = self._type(source)
+        args = (source.data.ptr, target.data.ptr, target.size, kind, self._nccl.NCCL_SUM)
+        return self._enqueue([(self._comm.reduceScatter, *args, self.stream.ptr)], outputs)
 
     def broadcast(self, inputs: Arrays, outputs: Arrays) -> Run:
-        (one,), (other,) = inputs, outputs
-        what = (one.data.ptr, other.data.ptr, one.size, self._type(one), ROOT_RANK)
-        return self._enqueue([(self._comm.broadcast, *what, self.stream.ptr)], outputs)
+        (source,), (target,) = inputs, outputs
+        args = (source.data.ptr, target.data.ptr, source.size, self._type(source), ROOT_RANK)
+        return self._enqueue([(self._comm.broadcast, *args, self.stream.ptr)], outputs)
 
     def alltoall(self, inputs: Arrays, outputs: Arrays) -> Run:
-        (one,), (other,) = inputs, outputs
-        count, comm = one.size // self._ranks.size, self._comm
+        (source,), (target,) = inputs, outputs
+        count, comm = source.size // self._ranks.size, self._comm
         calls = []
         for rank in range(self._ranks.size):
-            at = rank * count * one.itemsize
-            how = (count, self._type(one), rank, self.stream.ptr)
-            calls += [(comm.send, one.data.ptr + at, *how), (comm.recv, other.data.ptr + at, *how)]
+            at = rank * count * source.itemsize
+            how = (count, self._type(source), rank, self.stream.ptr)
+            calls += [
+                (comm.send, source.data.ptr + at, *how),
+                (comm.recv, target.data.ptr + at, *how),
+            ]
         return self._enqueue(calls, outputs)
 
 
@@ -191,12 +195,12 @@ class Copy(Peer):
         if source.nbytes != target.nbytes:
             source = max(source, target, key=lambda array: array.nbytes).copy()
             target = self._cupy.empty_like(source)
-        runtime, kept = self._cupy.cuda.runtime, [target, source]
-        what = (target.data.ptr, source.data.ptr, source.nbytes, runtime.memcpyDeviceToDevice)
+        runtime, arrays = self._cupy.cuda.runtime, [target, source]
+        args = (target.data.ptr, source.data.ptr, source.nbytes, runtime.memcpyDeviceToDevice)
 
         def run() -> Arrays:
-            runtime.memcpyAsync(*what, self.stream.ptr)
-            return kept
+            runtime.memcpyAsync(*args, self.stream.ptr)
+            return arrays
 
         return run
 

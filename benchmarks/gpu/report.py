@@ -19,12 +19,12 @@ Row = dict[str, Any]
 
 def rows(reports: list[dict[str, Any]], cases: list[Case]) -> list[Row]:
     """Returns a row for each case and peer; "placements" has the figures of each placement."""
-    found: dict[tuple[int, str], Row] = {}
+    rows_of_cases: dict[tuple[int, str], Row] = {}
     for of_all in zip(*(report["results"] for report in reports), strict=True):
         number, peer, placement = (of_all[0][key] for key in ("case", "peer", "placement"))
-        row = found.setdefault((number, peer), _row(cases[number], peer, len(reports)))
+        row = rows_of_cases.setdefault((number, peer), _row(cases[number], peer, len(reports)))
         row["placements"][placement] = _figures(of_all, cases[number], len(reports))
-    return [found[key] for key in sorted(found, key=lambda key: key[0])]
+    return [rows_of_cases[key] for key in sorted(rows_of_cases, key=lambda key: key[0])]
 
 
 def _row(case: Case, peer: str, ranks: int) -> Row:
@@ -48,19 +48,19 @@ def _figures(of_all: tuple[dict[str, Any], ...], case: Case, ranks: int) -> dict
     rounds = list(zip(*(result["rounds"] for result in of_all), strict=True))
     figures: dict[str, Any] = {}
     for kind in KINDS:
-        times = [[one[kind] for one in of_ranks] for of_ranks in rounds]
+        times = [[turn[kind] for turn in of_ranks] for of_ranks in rounds]
         lists = [[t if isinstance(t, list) else [t] for t in of_ranks] for of_ranks in times]
         summary = Series([max(of_ranks, key=median) for of_ranks in lists]).summary()
         figures[kind] = {key: summary[key] for key in ("seconds", "min", "max", "fastest")}
     algbw = case.bytes / figures["time"]["seconds"] / 1e9
     busbw = algbw * DEFINITIONS[case.collective].factor(ranks)
-    wrong = sum(one["wrong"] for of_ranks in rounds for one in of_ranks)
-    return {**figures, "algbw": algbw, "busbw": busbw, "wrong": wrong}
+    errors = sum(turn["wrong"] for of_ranks in rounds for turn in of_ranks)
+    return {**figures, "algbw": algbw, "busbw": busbw, "wrong": errors}
 
 
 def wrong_elements(all_rows: list[Row]) -> int:
     """Counts the wrong elements of all cases, peers and placements."""
-    return sum(one["wrong"] for row in all_rows for one in row["placements"].values())
+    return sum(figures["wrong"] for row in all_rows for figures in row["placements"].values())
 
 
 def _microseconds(figures: dict[str, Any] | None, kind: str) -> list[str]:
@@ -118,8 +118,8 @@ def latency_table(all_rows: list[Row]) -> str:
 
 def find(all_rows: list[Row], peer: str, size: int, arrays: int = 1) -> Row | None:
     """Finds the row of a peer and size."""
-    wanted = (peer, size, arrays)
-    return next((r for r in all_rows if (r["peer"], r["bytes"], r["arrays"]) == wanted), None)
+    key = (peer, size, arrays)
+    return next((r for r in all_rows if (r["peer"], r["bytes"], r["arrays"]) == key), None)
 
 
 def ratio(
@@ -128,10 +128,10 @@ def ratio(
     """Returns one time over another, or NaN where one was not measured."""
     if row is None or other is None:
         return float("nan")
-    both = [one["placements"].get(placement) for one in (row, other)]
-    if not all(both):
+    pair = [candidate["placements"].get(placement) for candidate in (row, other)]
+    if not all(pair):
         return float("nan")
-    return float(both[0][kind]["seconds"] / both[1][kind]["seconds"])
+    return float(pair[0][kind]["seconds"] / pair[1][kind]["seconds"])
 
 
 def targets(all_rows: list[Row], ranks: int) -> list[Target]:
@@ -139,19 +139,19 @@ def targets(all_rows: list[Row], ranks: int) -> list[Target]:
     plain = [row for row in all_rows if row["arrays"] == 1 and row["peer"] == "ringar"]
     if not plain or plain[0]["collective"] != "allreduce":
         return []
-    found = []
+    goals = []
     if ranks == 1:
         sizes = (64 * MIB, 256 * MIB)
         times = [ratio(find(all_rows, "ringar", s), find(all_rows, "copy", s)) for s in sizes]
-        what = "allreduce 64 MiB, 256 MiB, one rank, against a copy on the device"
-        found.append(Target(what, 1.1, "x", times, at_most=True))
+        title = "allreduce 64 MiB, 256 MiB, one rank, against a copy on the device"
+        goals.append(Target(title, 1.1, "x", times, at_most=True))
     for placement in (OUT_OF_PLACE, IN_PLACE):
         if ranks > 1:
             times = [ratio(r, find(all_rows, "nccl", r["bytes"]), placement) for r in plain]
-            what = f"allreduce of {len(plain)} sizes, {placement}, against NCCL through CuPy"
-            found.append(Target(what, 1.05, "x", times, at_most=True))
+            title = f"allreduce of {len(plain)} sizes, {placement}, against NCCL through CuPy"
+            goals.append(Target(title, 1.05, "x", times, at_most=True))
         grouped = [row for row in all_rows if row["arrays"] > 1 and row["peer"] == "ringar"]
         times = [ratio(r, find(all_rows, "ringar", r["bytes"]), placement) for r in grouped]
-        what = f"{len(GROUP)} gradients of ResNet-50, {placement}, against one array"
-        found.append(Target(what, 1.15, "x", times or [float("nan")], at_most=True))
-    return found
+        title = f"{len(GROUP)} gradients of ResNet-50, {placement}, against one array"
+        goals.append(Target(title, 1.15, "x", times or [float("nan")], at_most=True))
+    return goals

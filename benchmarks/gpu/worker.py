@@ -37,23 +37,23 @@ def attempt(ranks: Ranks, step: Callable[[], Any]) -> tuple[Any, str]:
     result, error = None, ""
     try:
         result = step()
-    except Exception as wrong:  # whatever a library raises: the other peers are measured
-        error = f"{type(wrong).__name__}: {wrong}"
-    return result, next((one for one in ranks.allgather_object(error) if one), "")
+    except Exception as exception:  # whatever a library raises: the other peers are measured
+        error = f"{type(exception).__name__}: {exception}"
+    return result, next((text for text in ranks.allgather_object(error) if text), "")
 
 
 def connected(ranks: Ranks, cupy: Any, names: list[str]) -> tuple[dict[str, Peer], dict[str, str]]:
     """Returns the peers that can be measured, and why others cannot: the same on all ranks."""
-    found, missing = {}, {}
+    connections, reasons = {}, {}
     for name in names:
         peer, error = attempt(ranks, lambda name=name: PEERS[name](cupy, ranks))  # type: ignore[misc]
         if not error:
             _, error = attempt(ranks, peer.connect)
         if error:
-            missing[name] = error
+            reasons[name] = error
         else:
-            found[name] = peer
-    return found, missing
+            connections[name] = peer
+    return connections, reasons
 
 
 class Bench:
@@ -63,57 +63,57 @@ class Bench:
         self._cupy, self._ranks, self.case, self._calls = cupy, ranks, case, calls
         place = (ranks.rank, ranks.size)
         # One allocation for each array of a group, as gradients have.
-        self._given = [cupy.asarray(one) for one in case.given(*place)]
-        self._expected = [cupy.asarray(one) for one in case.expected(*place)]
-        self._outputs = [cupy.empty_like(one) for one in self._expected]
+        self._inputs = [cupy.asarray(array) for array in case.inputs(*place)]
+        self._expected = [cupy.asarray(array) for array in case.expected(*place)]
+        self._outputs = [cupy.empty_like(array) for array in self._expected]
         cupy.cuda.Device().synchronize()
 
     def _reset(self, peer: Peer, placement: str) -> None:
         """Spoils the outputs, so that a call that does nothing gives a wrong result."""
-        for output, given in zip(self._outputs, self._given, strict=True):
+        for output, source in zip(self._outputs, self._inputs, strict=True):
             if placement == IN_PLACE:
-                output[...] = given
+                output[...] = source
             else:
                 output.fill(-1)
         peer.stream.synchronize()
 
-    def _wrong(self, peer: Peer, results: Arrays, calls: int = 1) -> int:
-        """Counts elements that are not those of so many calls in place; of another shape: all."""
+    def _count_errors(self, peer: Peer, results: Arrays, calls: int = 1) -> int:
+        """Counts wrong elements after so many calls in place; of another shape: all."""
         factor = self.case.growth(self._ranks.size, calls)
         if not peer.communicates or factor is None:
             return 0
-        wrong = 0
+        errors = 0
         for result, expected in zip(results, self._expected, strict=True):
             if result.shape != expected.shape:
-                wrong += expected.size
+                errors += expected.size
             else:
-                wrong += int((result != expected * factor).sum())
-        return wrong
+                errors += int((result != expected * factor).sum())
+        return errors
 
     def measure(self, peer: Peer, placement: str) -> dict[str, Any]:
         """Measures one turn of a peer: both timings, in seconds, and wrong elements."""
         in_place = placement == IN_PLACE
-        inputs = self._outputs if in_place else self._given
+        inputs = self._outputs if in_place else self._inputs
         with peer.stream:
             run = peer.run(self.case.collective, inputs, self._outputs)
-            wrong = self._checked_call(peer, placement, run)
+            errors = self._checked_call(peer, placement, run)
             for _ in range(max(2, self._calls // 5)):
                 run()
             peer.stream.synchronize()
             self._reset(peer, placement)
-            found, results = self._throughput(peer, run)
-            wrong += self._wrong(peer, results, self._calls if in_place else 1)
-            found["latency"], results = self._latency(peer, placement, run)
-            wrong += self._wrong(peer, results)
-            wrong += self._checked_call(peer, placement, run)
+            figures, results = self._throughput(peer, run)
+            errors += self._count_errors(peer, results, self._calls if in_place else 1)
+            figures["latency"], results = self._latency(peer, placement, run)
+            errors += self._count_errors(peer, results)
+            errors += self._checked_call(peer, placement, run)
             peer.check()
-        return {**found, "wrong": wrong}
+        return {**figures, "wrong": errors}
 
     def _checked_call(self, peer: Peer, placement: str, run: Run) -> int:
         self._reset(peer, placement)
         results = run()
         peer.stream.synchronize()
-        return self._wrong(peer, results)
+        return self._count_errors(peer, results)
 
     def _throughput(self, peer: Peer, run: Run) -> tuple[dict[str, Any], Arrays]:
         """Times many calls that are enqueued and then waited for, as nccl-tests does.
@@ -157,27 +157,27 @@ def measure(ranks: Ranks, cupy: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Measures all cases and peers on this rank, in the same order on all ranks."""
     number = ranks.local_rank % cupy.cuda.runtime.getDeviceCount()
     cupy.cuda.Device(number).use()
-    found, missing = connected(ranks, cupy, options["peers"])
+    connections, reasons = connected(ranks, cupy, options["peers"])
     results: list[dict[str, Any]] = []
     for place, case in enumerate(cases(options, ranks.size)):
         bench = Bench(cupy, ranks, case, case.calls(options["budget_bytes"]))
         turns = [
             (name, peer, placement)
             for placement in case.placements
-            for name, peer in found.items()
+            for name, peer in connections.items()
             if peer.communicates or (placement == OUT_OF_PLACE and not case.parts)
         ]
         rounds = [
             [bench.measure(peer, placement) for _, peer, placement in turns]
             for _ in range(options["rounds"])
         ]
-        for (name, _, placement), *mine in zip(turns, *rounds, strict=True):
+        for (name, _, placement), *figures in zip(turns, *rounds, strict=True):
             results.append({"case": place, "peer": name, "placement": placement,
-                            "rounds": mine})  # fmt: skip
+                            "rounds": figures})  # fmt: skip
     ranks.barrier()
-    for peer in found.values():
+    for peer in connections.values():
         peer.close()
-    return {"rank": ranks.rank, "gpu": describe(cupy, number), "missing": missing,
+    return {"rank": ranks.rank, "gpu": describe(cupy, number), "missing": reasons,
             "results": results}  # fmt: skip
 
 

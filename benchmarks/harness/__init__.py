@@ -1,1 +1,1 @@
-"""What all benchmarks share: the machine, jobs and their processes, tables, targets, pictures."""
+"""Common parts of benchmarks: the machine, jobs and their processes, tables, targets, pictures."""

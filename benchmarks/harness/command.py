@@ -6,16 +6,20 @@ import argparse
 
 
 def parser(
-    program: str, about: str | None, output: str = "writes OUTPUT.json"
+    program: str, about: str | None, output: str | None = "writes OUTPUT.json"
 ) -> argparse.ArgumentParser:
-    """Returns a parser with `--output` for `python -m PROGRAM`, whose help is a docstring."""
-    made = argparse.ArgumentParser(
+    """Returns a parser for `python -m PROGRAM`, whose help is the docstring `about`.
+
+    It has the option `--output`, with `output` as its help, unless that is None.
+    """
+    cli = argparse.ArgumentParser(
         prog=f"python -m {program}",
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--output", help=output)
-    return made
+    if output is not None:
+        cli.add_argument("--output", help=output)
+    return cli
 
 
 def parse_size(text: str) -> int:

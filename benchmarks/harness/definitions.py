@@ -103,6 +103,6 @@ DEFINITIONS = {
 }
 
 
-def given(collective: str, total: int, rank: int, ranks: int) -> np.ndarray:
+def input_of(collective: str, total: int, rank: int, ranks: int) -> np.ndarray:
     """Returns the input of a rank for a collective of `total` elements."""
     return contribution(rank, total // ranks if collective == "allgather" else total)

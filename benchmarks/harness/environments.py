@@ -29,7 +29,7 @@ def ensure(name: str, requirements: tuple[str, ...], *, deadline: float = 600) -
     stamp = folder / ("installed-" + hashlib.sha256(repr(requirements).encode()).hexdigest()[:12])
     if not requirements or stamp.exists():
         return folder
-    with _alone(name):
+    with _lock(name):
         if not stamp.exists():  # else another process has made it meanwhile
             _install(folder, name, requirements, deadline)
             stamp.touch()
@@ -37,7 +37,7 @@ def ensure(name: str, requirements: tuple[str, ...], *, deadline: float = 600) -
 
 
 @contextmanager
-def _alone(name: str) -> Iterator[None]:
+def _lock(name: str) -> Iterator[None]:
     """Lets one process at a time install an environment."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / f"{name}.lock").open("w") as lock:
@@ -53,5 +53,5 @@ def _install(folder: Path, name: str, requirements: tuple[str, ...], deadline: f
         try:
             run_command(command, deadline=deadline)
         except JobFailedError as error:
-            said = [line for line in error.output.splitlines() if line.startswith("ERROR")]
-            raise CannotInstallError(said[-1] if said else f"pip: {error}") from None
+            errors = [line for line in error.output.splitlines() if line.startswith("ERROR")]
+            raise CannotInstallError(errors[-1] if errors else f"pip: {error}") from None

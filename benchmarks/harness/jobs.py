@@ -1,4 +1,4 @@
-"""Runs a worker on every rank of a job and brings back what the ranks report."""
+"""Runs a worker on every rank of a job and returns the ranks' reports."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def run_worker(
     Raises:
         JobFailedError: the job failed, or not every rank has reported.
     """
-    with tempfile.TemporaryDirectory() as own:
-        folder = options.get("folder", own)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.get("folder", scratch)
         program = ["-m", module, json.dumps({**options, "folder": folder})]
         processes.run_command(command(environment, ranks, program), deadline=deadline, env=env)
         paths = [Path(folder, f"{rank}.json") for rank in range(ranks)]
-        found = [json.loads(path.read_text()) for path in paths if path.exists()]
-    if len(found) != ranks:
-        raise processes.JobFailedError(f"expected {ranks} reports, received {len(found)}")
-    return found
+        reports = [json.loads(path.read_text()) for path in paths if path.exists()]
+    if len(reports) != ranks:
+        raise processes.JobFailedError(f"expected {ranks} reports, received {len(reports)}")
+    return reports

@@ -38,8 +38,8 @@ def _commit() -> str:
         ).stdout.strip()
 
     status = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
-    changed = " with changes" if status else ""
-    return (git("rev-parse", "--short", "HEAD") or "unknown") + changed
+    suffix = " with changes" if status else ""
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + suffix
 
 
 def _version(package: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Pictures: matplotlib without a screen, and the command that draws what was measured."""
+"""Pictures: matplotlib without a screen, and the command that draws measurements."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def main(program: str, about: str | None, **draw: Callable[[dict[str, Any], str]
     )
     parser.add_argument("data", help="what the benchmark has written")
     parser.add_argument("picture")
-    first, *others = draw
+    first, *rest = draw
     parser.set_defaults(draw=draw[first])
-    for name in others:
+    for name in rest:
         parser.add_argument(f"--{name}", dest="draw", action="store_const", const=draw[name])
     options = parser.parse_args()
     options.draw(json.loads(Path(options.data).read_text()), options.picture)

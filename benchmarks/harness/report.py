@@ -37,9 +37,9 @@ def spread(row: dict[str, Any]) -> list[str]:
     return [time_text(row[key]) for key in ("seconds", "min", "max")]
 
 
-def missing_lines(missing: dict[str, str]) -> str:
+def missing_lines(reasons: dict[str, str]) -> str:
     """Returns a line for each case that has no figures, with the reason."""
-    return "".join(f"{what}: not measured ({why})\n" for what, why in missing.items())
+    return "".join(f"{title}: not measured ({why})\n" for title, why in reasons.items())
 
 
 def write_json(path: str, data: dict[str, Any]) -> None:

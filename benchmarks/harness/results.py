@@ -42,12 +42,12 @@ def load_all() -> list[Kind]:
     return [load(path) for path in sorted(FOLDER.glob("*.json"))]
 
 
-def path_here(here: dict[str, Any]) -> Path:
+def path_here(host: dict[str, Any]) -> Path:
     """Returns the path of the file of this kind of machine, given its description."""
-    return FOLDER / (name_of(here["cpu"], here["cores"]) + ".json")
+    return FOLDER / (name_of(host["cpu"], host["cores"]) + ".json")
 
 
-def record(name: str, here: dict[str, Any], data: dict[str, Any]) -> None:
+def record(name: str, host: dict[str, Any], data: dict[str, Any]) -> None:
     """Puts a run into the file of this kind of machine, in place of the run of that name.
 
     A run that has tried less than the one before, as with fewer sizes or peers, leaves the file as
@@ -55,28 +55,28 @@ def record(name: str, here: dict[str, Any], data: dict[str, Any]) -> None:
 
     Args:
         name: the benchmark, and the ranks where there may be several numbers of them.
-        here: this machine, from `machine.describe`.
+        host: this machine, from `machine.describe`.
         data: `tried`, lists of options by name; `missing`, why cases have no figures; the figures.
     """
     if data.get("wrong") or any(row.get("wrong") for row in data.get("rows", [])):
         return
-    path = path_here(here)
-    kind = load(path) if path.exists() else {"cpu": here["cpu"], "cores": here["cores"], "runs": {}}
+    path = path_here(host)
+    kind = load(path) if path.exists() else {"cpu": host["cpu"], "cores": host["cores"], "runs": {}}
     before = kind["runs"].get(name)
     if before and not tries_all_of(before["tried"], data["tried"]):
         print(f"not recorded: {path.name} has a run of {name} with more cases, of {before['time']}",
               file=sys.stderr)  # fmt: skip
         return
-    about = {key: here[key] for key in ("time", "commit", "versions", "python", "system")}
+    about = {key: host[key] for key in ("time", "commit", "versions", "python", "system")}
     kind["runs"][name] = {**about, **data}
     report.write_json(str(path), kind)
 
 
-def keep(name: str, here: dict[str, Any], data: dict[str, Any], output: str | None) -> None:
+def keep(name: str, host: dict[str, Any], data: dict[str, Any], output: str | None) -> None:
     """Records a run, and writes it to `output`.json, too, if that is given."""
-    record(name, here, data)
+    record(name, host, data)
     if output:
-        report.write_json(output, {"machine": here, **data})
+        report.write_json(output, {"machine": host, **data})
 
 
 def tries_all_of(before: dict[str, list[Any]], now: dict[str, list[Any]]) -> bool:

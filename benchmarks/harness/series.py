@@ -15,7 +15,7 @@ class Series:
     rounds: list[list[float]] = field(default_factory=list)
     bounds: list[list[float]] = field(default_factory=list)
     """What `rounds` would be if the processes waited for each other in every step."""
-    wrong: int = 0
+    errors: int = 0
     failure: str = ""
 
     @property
@@ -40,7 +40,7 @@ class Series:
             "min": min(self.medians),
             "max": max(self.medians),
             "fastest": min(min(times) for times in self.rounds),
-            "wrong": self.wrong,
+            "wrong": self.errors,
         }
 
 

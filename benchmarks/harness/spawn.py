@@ -16,11 +16,11 @@ import sys
 def free_ports(count: int) -> list[int]:
     """Returns ports that no process listened on a moment ago."""
     sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    for endpoint in sockets:
+        endpoint.bind(("127.0.0.1", 0))
+    ports = [endpoint.getsockname()[1] for endpoint in sockets]
+    for endpoint in sockets:
+        endpoint.close()
     return ports
 
 

@@ -13,7 +13,7 @@ from benchmarks.harness import report
 class Target:
     """A bound for one or several figures, all of which must keep it; NaN: not measured."""
 
-    what: str
+    title: str
     bound: float
     unit: str
     measured: list[float]
@@ -22,12 +22,12 @@ class Target:
     def row(self) -> list[str]:
         """Returns the title, the bound, the figures, and whether they keep it."""
         sign = "<=" if self.at_most else ">="
-        missing = [isnan(figure) for figure in self.measured]
+        gaps = [isnan(figure) for figure in self.measured]
         missed = any(figure > self.bound if self.at_most else figure < self.bound
                      for figure in self.measured)  # fmt: skip
-        verdict = "no" if missed else "not measured" if any(missing) else "yes"
+        verdict = "no" if missed else "not measured" if any(gaps) else "yes"
         text = ", ".join("?" if isnan(figure) else f"{figure:.3g}" for figure in self.measured)
-        return [self.what, f"{sign} {self.bound:g}{self.unit}", f"{text}{self.unit}", verdict]
+        return [self.title, f"{sign} {self.bound:g}{self.unit}", f"{text}{self.unit}", verdict]
 
 
 def table(targets: Sequence[Target]) -> str:

@@ -1,6 +1,6 @@
-"""What workers share; a worker is the program that a benchmark runs on every rank of a job.
+"""Common parts of workers: the programs that a benchmark runs on every rank of a job.
 
-`benchmarks.harness.jobs.run_worker` starts it with its options as JSON on the command line. It
+`benchmarks.harness.jobs.run_worker` starts one with its options as JSON on the command line. It
 leaves its report as JSON in the folder that the options name. TensorFlow and ringar are imported
 where they are used: workers of other peers run without them.
 """
@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,39 @@ def start(options: dict[str, Any], deadline: float) -> int:
     tf.config.threading.set_intra_op_parallelism_threads(options["threads"])
     tf.config.threading.set_inter_op_parallelism_threads(options["threads"])
     return 0
+
+
+def train(
+    model: Any, dataset: Any, checked_steps: int, options: dict[str, Any]
+) -> tuple[list[float], list[list[float]]]:
+    """Trains a compiled model on all ranks.
+
+    Takes `checked_steps` steps for their losses, one to warm up, and then the timed ones:
+    `options["steps"]` in each of `options["rounds"]`. `ringar.stats` counts the timed steps only.
+
+    Returns:
+        The losses of the checked steps, and the seconds of the timed steps by round.
+    """
+    import ringar
+
+    history = model.fit(
+        dataset, epochs=checked_steps, steps_per_epoch=1, verbose=0,
+        callbacks=[ringar.callbacks.Distributed()],
+    )  # fmt: skip
+    step, data = model.train_function, iter(dataset)
+    step(data)
+    ringar.reset_stats()
+    rounds = []
+    for _ in range(options["rounds"]):
+        times = []
+        for _ in range(options["steps"]):
+            ringar.barrier()
+            begin = time.perf_counter()
+            step(data)
+            ringar.barrier()
+            times.append(time.perf_counter() - begin)
+        rounds.append(times)
+    return history.history["loss"], rounds
 
 
 def weights_differ(model: Any) -> int:

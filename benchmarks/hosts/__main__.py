@@ -92,15 +92,15 @@ DELAYED = tuple(
 
 @dataclass
 class Measured:
-    """Rows, and the reasons of those that are missing."""
+    """Rows, and the reasons of missing ones."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     training: list[dict[str, Any]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
     @property
-    def wrong(self) -> int:
+    def errors(self) -> int:
         """Wrong elements in any result, and weights that differ."""
         return sum(row["wrong"] for row in (*self.rows, *self.training))
 
@@ -135,7 +135,7 @@ def run_in_turn(case: Case, hosts: Hosts, rounds: int) -> dict[str, Reports]:
     Raises:
         JobFailedError: a job failed.
     """
-    found: dict[str, Reports] = {}
+    reports_of_peer: dict[str, Reports] = {}
     links = sorted({link_of(peer) for peer in case.peers})
     for number in range(rounds):
         for link in links[:: 1 if number % 2 else -1]:
@@ -144,17 +144,17 @@ def run_in_turn(case: Case, hosts: Hosts, rounds: int) -> dict[str, Reports]:
             reports = run_on_hosts(hosts, case.ranks_per_host, "worker", job, link, case.options)
             for peer in peers:
                 now = [{**r, "results": r["results"][peer]} for r in reports]
-                for before, this in zip(found.setdefault(peer, now), now, strict=True):
+                for before, this in zip(reports_of_peer.setdefault(peer, now), now, strict=True):
                     if before is not this:
                         merge(before["results"], this["results"])
-    return found
+    return reports_of_peer
 
 
 def merge(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> None:
     """Adds the figures of a round to those of the rounds before it, size by size."""
-    for some, more in zip(before, now, strict=True):
+    for total, turn in zip(before, now, strict=True):
         for key in ("rounds", "sent", "wrong"):
-            some[key] += more[key]
+            total[key] += turn[key]
 
 
 def sent_per_call(reports: Reports, index: int) -> tuple[float, float]:
@@ -162,23 +162,25 @@ def sent_per_call(reports: Reports, index: int) -> tuple[float, float]:
     from tests.hosts import Traffic
 
     calls = reports[0]["results"][index]["calls"]
-    found = [Traffic(*turn) for r in reports for turn in r["results"][index]["sent"] if turn[0] > 0]
-    return max(t.bytes for t in found) / calls, max(t.payload for t in found) / calls
+    traffic = [
+        Traffic(*turn) for r in reports for turn in r["results"][index]["sent"] if turn[0] > 0
+    ]
+    return max(t.bytes for t in traffic) / calls, max(t.payload for t in traffic) / calls
 
 
 def row(
     case: Case, hosts: Hosts, reports: Reports, index: int, stream_rate: float, parameters: Any
 ) -> dict[str, Any]:
     """Returns the row of one peer and size, as plain data."""
-    one = reports[0]["results"][index]
-    series = Series(wrong=sum(r["results"][index]["wrong"] for r in reports))
-    for number in range(len(one["rounds"])):
+    result = reports[0]["results"][index]
+    series = Series(errors=sum(r["results"][index]["wrong"] for r in reports))
+    for number in range(len(result["rounds"])):
         times = [{"results": [{"times": r["results"][index]["rounds"][number]}]} for r in reports]
         series.rounds.append(slowest_rank(times, 0))
-    due = DEFINITIONS["allreduce"].factor(case.hosts) * one["bytes"]
+    due_bytes = DEFINITIONS["allreduce"].factor(case.hosts) * result["bytes"]
     payload_rate = stream_rate if case.unlimited else hosts.payload_rate
-    bound = due / payload_rate
-    peer, _, algorithm = one["peer"].partition(":")
+    bound = due_bytes / payload_rate
+    peer, _, algorithm = result["peer"].partition(":")
     all_sent, payload = sent_per_call(reports, index)
     return {
         "hosts": case.hosts,
@@ -188,20 +190,20 @@ def row(
         "delay": case.delay,
         "payload_rate": payload_rate,
         "stream_rate": stream_rate,
-        "bytes": one["bytes"],
+        "bytes": result["bytes"],
         "peer": case.title or {"openmpi": "Open MPI"}.get(peer, peer),
         "algorithm": algorithm or "auto",
         "bound": bound,
         "of_bound": bound / series.seconds,
         "sent": all_sent,
         "sent_payload": payload,
-        "due": due,
+        "due": due_bytes,
         "parameters": parameters,
         **series.summary(),
     }
 
 
-def measure(case: Case, rounds: int, mtu: int, found: Measured) -> None:
+def measure(case: Case, rounds: int, mtu: int, outcome: Measured) -> None:
     """Runs a case on hosts of its own and adds its rows, or why there are none."""
     with ExitStack() as stack:
         hosts = stack.enter_context(Hosts(case.hosts, rate_mbit=case.rate_mbit, mtu=mtu))
@@ -213,26 +215,26 @@ def measure(case: Case, rounds: int, mtu: int, found: Measured) -> None:
         try:
             reports = run_in_turn(case, hosts, rounds)
         except JobFailedError as error:
-            found.missing[str(case)] = str(error)
+            outcome.reasons[str(case)] = str(error)
             return
     first = reports["openmpi"][0]  # which has MPI to measure with
-    found.versions.update(first["versions"])
+    outcome.versions.update(first["versions"])
     for index in range(len(case.sizes)):
         for peer in case.peers:
             of_peer = row(case, hosts, reports[peer], index, stream_rate, first["parameters"])
-            found.rows.append(of_peer)
+            outcome.rows.append(of_peer)
 
 
-def measure_training(rounds: int, mtu: int, found: Measured, *, batch: int, steps: int) -> None:
+def measure_training(rounds: int, mtu: int, outcome: Measured, *, batch: int, steps: int) -> None:
     """Trains on two hosts whose link is set so that the exchange takes as long as the rest."""
     job = {"rounds": rounds, "mtu": mtu, "batch": batch, "steps": steps}
     with Hosts(2, rate_mbit=RATES[2], mtu=mtu) as hosts:
         try:
             reports = run_on_hosts(hosts, 1, "fit_worker", job)
         except JobFailedError as error:
-            found.missing["training"] = str(error)
+            outcome.reasons["training"] = str(error)
             return
-    found.training.append(hosts_report.training_row(reports))
+    outcome.training.append(hosts_report.training_row(reports))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -253,17 +255,17 @@ def collect(
     steps: int = 3, delay: float = 0.0,
 ) -> Measured:  # fmt: skip
     """Measures everything on these numbers of hosts, which takes some minutes."""
-    found = Measured()
+    outcome = Measured()
     cases = [replace(case, delay=delay) for case in (DELAYED if delay else CASES)]
     for case in cases if "allreduce" not in skip else ():
         if case.hosts in counts:
             print(f"{case.hosts} hosts x {case.ranks_per_host}, {case.rate_mbit:g} Mbit/s: "
                   f"{', '.join(case.peers)}", file=sys.stderr, flush=True)  # fmt: skip
-            measure(case, rounds, mtu, found)
+            measure(case, rounds, mtu, outcome)
     if "training" not in skip:
         print("2 hosts: training", file=sys.stderr, flush=True)
-        measure_training(rounds, mtu, found, batch=batch, steps=steps)
-    return found
+        measure_training(rounds, mtu, outcome, batch=batch, steps=steps)
+    return outcome
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -273,23 +275,23 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"cannot measure: {reason}", file=sys.stderr)
         return 2
     counts = [int(count) for count in options.hosts.split(",")]
-    found = collect(counts, options.rounds, options.mtu, options.skip.split(","),
-                    batch=options.batch, steps=options.steps, delay=options.delay)  # fmt: skip
-    here = machine.describe()
-    print(hosts_report.text(found.rows, found.training, here, options.mtu, found.versions))
-    print(report.missing_lines(found.missing), end="")
+    outcome = collect(counts, options.rounds, options.mtu, options.skip.split(","),
+                      batch=options.batch, steps=options.steps, delay=options.delay)  # fmt: skip
+    host = machine.describe()
+    print(hosts_report.text(outcome.rows, outcome.training, host, options.mtu, outcome.versions))
+    print(report.missing_lines(outcome.reasons), end="")
     parts = {"allreduce", "training"} - set(options.skip.split(","))
     data = {
         "tried": {"hosts": counts, "parts": sorted(parts)},
-        "missing": found.missing,
-        "peers": found.versions,
-        **hosts_report.as_data(found.rows),
-        "training": found.training,
+        "missing": outcome.reasons,
+        "peers": outcome.versions,
+        **hosts_report.as_data(outcome.rows),
+        "training": outcome.training,
     }
-    results.keep("delayed hosts" if options.delay else "hosts", here, data, options.output)
-    if found.wrong:
-        print(f"{found.wrong} wrong elements", file=sys.stderr)
-    return 1 if found.wrong or found.missing else 0
+    results.keep("delayed hosts" if options.delay else "hosts", host, data, options.output)
+    if outcome.errors:
+        print(f"{outcome.errors} wrong elements", file=sys.stderr)
+    return 1 if outcome.errors or outcome.reasons else 0
 
 
 if __name__ == "__main__":

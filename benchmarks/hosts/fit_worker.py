@@ -58,7 +58,7 @@ class Training:
         self.inputs = rng.random((batch, SIDE, SIDE, CHANNELS), np.float32)
         targets = rng.random((batch, 1), np.float32)
         self._data = iter(tf.data.Dataset.from_tensors((self.inputs, targets)).repeat())
-        self._kept: list[Any] = []
+        self._references: list[Any] = []
 
     def step(self, distributed: bool) -> Step:
         """Returns a training step of `fit`, with or without the exchange of gradients."""
@@ -73,7 +73,7 @@ class Training:
         self.model.make_train_function()
         function = self.model.train_function
         function(self._data)  # traces, with the optimizer that the model has just now
-        self._kept.append((optimizer, self.model._loss_tracker))
+        self._references.append((optimizer, self.model._loss_tracker))
         return lambda: function(self._data)
 
     def forward(self) -> Step:
@@ -92,8 +92,8 @@ class Training:
 
         variables = self.model.trainable_variables
         plan = [
-            [np.zeros(variables[i].shape, np.float32) for i in one.indices]
-            for one in buckets.plan(variables)
+            [np.zeros(variables[i].shape, np.float32) for i in bucket.indices]
+            for bucket in buckets.plan(variables)
         ]
 
         def run() -> None:
@@ -134,9 +134,9 @@ def balance(training: Training, compute: float, mtu: int) -> float:
     import ringar
 
     ranks = ringar.size()
-    sent = training.gradient_bytes * 2 * (ranks - 1) / ranks
+    volume = training.gradient_bytes * 2 * (ranks - 1) / ranks
     slowest = max(ringar.allgather_object(compute))
-    rate = sent / slowest / payload_part(mtu) * 8 / 1e6
+    rate = volume / slowest / payload_part(mtu) * 8 / 1e6
     set_rate(rate)
     ringar.barrier()
     return rate
@@ -154,12 +154,12 @@ def main() -> None:
     steps = {"compute": compute, "communicate": training.exchange(), "forward": forward}
     ringar.broadcast_variables(training.model.variables, root_rank=0)
     steps["both"] = training.step(distributed=True)
-    found: dict[str, list[float]] = {name: [] for name in steps}
+    wall_seconds: dict[str, list[float]] = {name: [] for name in steps}
     busy: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(options["rounds"]):
         for name, run in steps.items():
             wall, processor = seconds(run, options["steps"])
-            found[name].append(wall)
+            wall_seconds[name].append(wall)
             busy[name].append(processor)
     ringar.broadcast_variables(training.model.variables, root_rank=0)
     for _ in range(2):
@@ -167,7 +167,7 @@ def main() -> None:
     report = {
         "rate_mbit": rate,
         "gradient_bytes": training.gradient_bytes,
-        "seconds": found,
+        "seconds": wall_seconds,
         "processor": busy,
         "wrong": weights_differ(training.model),
     }

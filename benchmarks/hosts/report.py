@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.hosts`: what was measured between hosts, beside its targets."""
+"""The tables of `benchmarks.hosts`: figures between hosts, beside their targets."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def training_row(reports: list[Row]) -> Row:
     names = reports[0]["seconds"]
     times = {name: slowest(r["seconds"][name] for r in reports) for name in names}
     ratios = [
-        both / max(compute, communicate)
-        for both, compute, communicate in zip(
+        total / max(compute, communicate)
+        for total, compute, communicate in zip(
             times["both"], times["compute"], times["communicate"], strict=True
         )
     ]
@@ -55,9 +55,9 @@ def as_data(rows: list[Row]) -> dict[str, list[Row]]:
     return {"rows": predicted, "others": [r for r in rows if r not in predicted]}
 
 
-def _of(rows: list[Row], peer: str, size: int, **wanted: Any) -> list[Row]:
-    wanted = {"peer": peer, "bytes": size, "ranks_per_host": 1, **wanted}
-    return [r for r in rows if all(r[key] == value for key, value in wanted.items())]
+def _of(rows: list[Row], peer: str, size: int, **criteria: Any) -> list[Row]:
+    criteria = {"peer": peer, "bytes": size, "ranks_per_host": 1, **criteria}
+    return [r for r in rows if all(r[key] == value for key, value in criteria.items())]
 
 
 def targets(rows: list[Row], training: list[Row]) -> list[Target]:
@@ -69,9 +69,9 @@ def targets(rows: list[Row], training: list[Row]) -> list[Target]:
 
     def against(peer: str, size: int, hosts: int) -> list[float]:
         return [
-            theirs["seconds"] / ours["seconds"]
-            for ours in _of(rows, "ringar", size, hosts=hosts)
-            for theirs in _of(rows, peer, size, hosts=hosts)
+            peer_row["seconds"] / ringar_row["seconds"]
+            for ringar_row in _of(rows, "ringar", size, hosts=hosts)
+            for peer_row in _of(rows, peer, size, hosts=hosts)
         ] or nothing
 
     counts = ", ".join(str(r["hosts"]) for r in large)
@@ -114,11 +114,11 @@ def allreduce_table(rows: list[Row]) -> str:
 def stream_table(rows: list[Row]) -> str:
     """Returns the rate of one TCP stream beside the rate that bounds are computed with."""
     jobs = {(r["hosts"], r["ranks_per_host"], r["peer"]): r for r in rows}
-    seen: dict[float, Row] = {r["stream_rate"]: r for r in jobs.values()}
+    rates: dict[float, Row] = {r["stream_rate"]: r for r in jobs.values()}
     lines = [
         [r["hosts"], f"{r['rate_mbit']:g}", f"{r['payload_rate'] / 1e6:.2f}",
          f"{rate / 1e6:.2f}", f"{rate / r['payload_rate']:.1%}"]
-        for rate, r in seen.items()
+        for rate, r in rates.items()
     ]  # fmt: skip
     headers = ["hosts", "Mbit/s", "payload rate MB/s", "one TCP stream MB/s", "of it"]
     return report.table(headers, lines)
@@ -141,12 +141,12 @@ def training_table(rows: list[Row]) -> str:
 
 
 def text(
-    rows: list[Row], training: list[Row], here: dict[str, Any], mtu: int, versions: dict[str, str]
+    rows: list[Row], training: list[Row], host: dict[str, Any], mtu: int, versions: dict[str, str]
 ) -> str:
     """Returns the targets, then all tables."""
     peers = ", ".join(f"{name} {version}" for name, version in versions.items())
     parts = [
-        f"# Between hosts: {machine.headline(here)}",
+        f"# Between hosts: {machine.headline(host)}",
         f"# {peers}; frames of {mtu} bytes; times are medians, and least and greatest, of rounds",
         table(targets(rows, training)),
     ]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.collectives.worker import time_calls, wrong_elements
-from benchmarks.harness.definitions import DEFINITIONS, given
+from benchmarks.harness.definitions import DEFINITIONS, input_of
 from benchmarks.harness.worker import read_options, write_report
 from tests.hosts.hosts import ASK_TRAFFIC, count_traffic
 
@@ -44,7 +44,7 @@ def of_open_mpi(array: np.ndarray) -> Run:
     return run
 
 
-def sent() -> tuple[int, int]:
+def frame_counters() -> tuple[int, int]:
     """Returns the bytes and frames, headers included, that this host's bucket has counted.
 
     One rank per host asks; (0, 0) on the others.
@@ -70,19 +70,19 @@ def measure(name: str, size: int, calls: int) -> dict[str, Any]:
     import ringar
 
     count, rank, ranks = size // 4, ringar.rank(), ringar.size()
-    array = given("allreduce", count, rank, ranks)
+    array = input_of("allreduce", count, rank, ranks)
     expected = DEFINITIONS["allreduce"].expected(count, rank, ranks)
     run = run_of(name, array)
-    wrong = wrong_elements(run, array, expected)
+    errors = wrong_elements(run, array, expected)
     time_calls(run, calls // 5)
     ringar.barrier()
-    before = sent()
+    before = frame_counters()
     ringar.barrier()
     times = time_calls(run, calls)
     ringar.barrier()
-    bytes_and_frames = [after - b for after, b in zip(sent(), before, strict=True)]
-    wrong += wrong_elements(run, array, expected)
-    return {"peer": name, "bytes": size, "calls": calls, "wrong": wrong, "rounds": [times],
+    bytes_and_frames = [after - b for after, b in zip(frame_counters(), before, strict=True)]
+    errors += wrong_elements(run, array, expected)
+    return {"peer": name, "bytes": size, "calls": calls, "wrong": errors, "rounds": [times],
             "sent": [bytes_and_frames]}  # fmt: skip
 
 

@@ -1,1 +1,1 @@
-"""What do layers on images that are cut over ranks send and take, beside full connections?"""
+"""What do layers on cut images send and how long do they take, beside full connections?"""

@@ -1,4 +1,4 @@
-"""What do local connections send, on images that are cut, and what full ones? What fits where?
+"""How many bytes do local and full connections send on cut images, and what fits where?
 
     python -m benchmarks.partitioned --output build/partitioned
     python -m benchmarks.partitioned --rounds 1 --steps 2 --small
@@ -40,13 +40,13 @@ MEMORY = 1400 * report.MIB
 
 @dataclass
 class Measured:
-    """Hold the rows, and what was wrong."""
+    """The rows, and the faults of results."""
 
     equal: list[dict[str, Any]] = field(default_factory=list)
     large: list[dict[str, Any]] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 def summary(kind: str, ranks: int, reports: Reports) -> dict[str, Any]:
@@ -70,20 +70,20 @@ def summary(kind: str, ranks: int, reports: Reports) -> dict[str, Any]:
 
 
 def faults(rows: list[dict[str, Any]]) -> list[str]:
-    """Returns what is wrong with rows: losses that are not those of one rank, bytes."""
-    found = []
+    """Returns the faults of rows: losses other than those of one rank, and wrong bytes."""
+    lines = []
     ones = {row["kind"]: row for row in rows if row["ranks"] == 1}
     for row in rows:
-        what = f"{row['kind']}, {row['ranks']} ranks"
+        title = f"{row['kind']}, {row['ranks']} ranks"
         pairs = zip(row["losses"], ones[row["kind"]]["losses"], strict=True)
-        if any(abs(mine - one) > TOLERANCE * abs(one) for mine, one in pairs):
-            found.append(f"{what}: losses {row['losses']}")
+        if any(abs(loss - expected) > TOLERANCE * abs(expected) for loss, expected in pairs):
+            lines.append(f"{title}: losses {row['losses']}")
         if row["wrong_bytes"]:
-            found.append(f"{what}: bytes of {', '.join(row['wrong_bytes'])}")
-    return found
+            lines.append(f"{title}: bytes of {', '.join(row['wrong_bytes'])}")
+    return lines
 
 
-def compare(found: Measured, into: list[dict[str, Any]], kinds: tuple[str, ...],
+def compare(outcome: Measured, into: list[dict[str, Any]], kinds: tuple[str, ...],
             sizes: dict[str, Any], job: dict[str, Any]) -> None:  # fmt: skip
     """Measures nets of some kinds on all numbers of ranks."""
     for kind in kinds:
@@ -94,13 +94,13 @@ def compare(found: Measured, into: list[dict[str, Any]], kinds: tuple[str, ...],
                 reports = run_worker("benchmarks.partitioned.worker", options, ranks,
                                      deadline=LIMIT)  # fmt: skip
             except JobFailedError as error:
-                found.missing[f"{kind}, {ranks} ranks"] = str(error)
+                outcome.reasons[f"{kind}, {ranks} ranks"] = str(error)
                 break
             into.append(summary(kind, ranks, reports))
-    found.wrong += faults([row for row in into if row["kind"] in kinds])
+    outcome.faults += faults([row for row in into if row["kind"] in kinds])
 
 
-def try_memory(found: Measured, huge: dict[str, Any], limit: int) -> None:
+def try_memory(outcome: Measured, huge: dict[str, Any], limit: int) -> None:
     """Trains on images for which one process has not enough memory, on one rank and on two."""
     for ranks in (1, 2):
         print(f"memory, {ranks} ranks", file=sys.stderr, flush=True)
@@ -112,12 +112,14 @@ def try_memory(found: Measured, huge: dict[str, Any], limit: int) -> None:
                     "error": next((r["error"] for r in reports if r["error"]), "")}  # fmt: skip
         except JobFailedError as error:  # where memory ends outside of TensorFlow's allocator
             row["error"] = str(error).strip().splitlines()[-1][:200]
-        found.memory.append(row)
-    one, two = found.memory
-    if not one["error"]:
-        found.wrong.append("memory: one rank trained within the limit")
-    if two["error"]:
-        found.wrong.append(f"memory: two ranks did not train within the limit: {two['error']}")
+        outcome.memory.append(row)
+    one_rank, two_ranks = outcome.memory
+    if not one_rank["error"]:
+        outcome.faults.append("memory: one rank trained within the limit")
+    if two_ranks["error"]:
+        outcome.faults.append(
+            f"memory: two ranks did not train within the limit: {two_ranks['error']}"
+        )
 
 
 def rows_text(rows: list[dict[str, Any]]) -> str:
@@ -157,37 +159,37 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    found, job = Measured(), {"rounds": options.rounds, "steps": options.steps}
+    outcome, job = Measured(), {"rounds": options.rounds, "steps": options.steps}
     equal = {**EQUAL, "side": 16} if options.small else EQUAL
     skipped = set(options.skip.split(",")) | ({"large", "memory"} if options.small else set())
     if "equal" not in skipped:
-        compare(found, found.equal, KINDS, equal, job)
+        compare(outcome, outcome.equal, KINDS, equal, job)
     if "large" not in skipped:
-        compare(found, found.large, KINDS[:2], LARGE, job)
+        compare(outcome, outcome.large, KINDS[:2], LARGE, job)
     if "memory" not in skipped:
-        try_memory(found, HUGE, MEMORY)
-    here = machine.describe()
-    print(f"# Images that are cut, {machine.headline(here)}\n")
+        try_memory(outcome, HUGE, MEMORY)
+    host = machine.describe()
+    print(f"# Images that are cut, {machine.headline(host)}\n")
     units = equal["side"] ** 2 * equal["channels"]
-    if found.equal:
+    if outcome.equal:
         print(f"Three layers of {units} activations, {equal['batch']} images:\n")
-        print(rows_text(found.equal) + "\n")
-    if found.large:
+        print(rows_text(outcome.equal) + "\n")
+    if outcome.large:
         print(f"{LARGE['side']} x {LARGE['side']} pixels of {LARGE['channels']} channels, "
-              f"{LARGE['batch']} images:\n\n{rows_text(found.large)}\n")  # fmt: skip
-    if found.memory:
+              f"{LARGE['batch']} images:\n\n{rows_text(outcome.large)}\n")  # fmt: skip
+    if outcome.memory:
         print(f"One image of {HUGE['side']} x {HUGE['side']} pixels, {HUGE['layers']} convolutions "
-              f"of {HUGE['channels']} channels:\n\n{memory_text(found.memory)}\n")  # fmt: skip
-    print(report.missing_lines(found.missing), end="")
-    data = {"tried": {"ranks": list(RANKS)}, "missing": found.missing, "job": job,
-            "equal": found.equal, "large": found.large, "memory": found.memory}  # fmt: skip
+              f"of {HUGE['channels']} channels:\n\n{memory_text(outcome.memory)}\n")  # fmt: skip
+    print(report.missing_lines(outcome.reasons), end="")
+    data = {"tried": {"ranks": list(RANKS)}, "missing": outcome.reasons, "job": job,
+            "equal": outcome.equal, "large": outcome.large, "memory": outcome.memory}  # fmt: skip
     if options.output:
         report.write_json(options.output, data)
     if skipped <= {""}:
-        results.keep("partitioned", here, data, options.output)
-    for line in found.wrong:
+        results.keep("partitioned", host, data, options.output)
+    for line in outcome.faults:
         print(line, file=sys.stderr)
-    return 1 if found.wrong or found.missing else 0
+    return 1 if outcome.faults or outcome.reasons else 0
 
 
 if __name__ == "__main__":

@@ -57,13 +57,15 @@ def draw_bytes(axes: Any, rows: list[dict[str, Any]]) -> None:
     width = 0.26
     for place, (kind, color) in enumerate(KINDS.items()):
         for at, count in enumerate(ranks):
-            found = [r for r in rows if (r["kind"], r["ranks"]) == (kind, count)]
-            if not found:
+            matches = [r for r in rows if (r["kind"], r["ranks"]) == (kind, count)]
+            if not matches:
                 continue
-            sent = found[0]["bytes"]
+            volume = matches[0]["bytes"]
             x = at + (place - 1) * width
-            axes.bar(x, sent / report.KIB, width * 0.92, color=color, label=kind if not at else "")
-            axes.text(x, sent / report.KIB, report.size_text(int(sent)), ha="center",
+            axes.bar(
+                x, volume / report.KIB, width * 0.92, color=color, label=kind if not at else ""
+            )
+            axes.text(x, volume / report.KIB, report.size_text(int(volume)), ha="center",
                       va="bottom", fontsize=8)  # fmt: skip
     axes.set_ylim(top=axes.get_ylim()[1] * 1.1)
     axes.set_xticks(range(len(ranks)), [f"{count} ranks" for count in ranks])

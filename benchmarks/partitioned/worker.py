@@ -8,13 +8,12 @@ reports whether it could train.
 from __future__ import annotations
 
 import resource
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.harness.worker import now_bytes, peak_bytes, read_options, write_report
+from benchmarks.harness.worker import now_bytes, peak_bytes, read_options, train, write_report
 
 if TYPE_CHECKING:
     import keras
@@ -56,11 +55,11 @@ def batch(options: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     return images, rng.integers(0, CLASSES, options["batch"])
 
 
-def limit_memory(more: int) -> None:
+def limit_memory(extra_bytes: int) -> None:
     """Lets this process take so many bytes more than it has now."""
     status = Path("/proc/self/status").read_text().splitlines()
     data = next(line for line in status if line.startswith("VmData:"))
-    limit = int(data.split()[1]) * 1024 + more
+    limit = int(data.split()[1]) * 1024 + extra_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
@@ -69,54 +68,38 @@ def expected_bytes(model: keras.Model, options: dict[str, Any]) -> dict[str, int
     import ringar
 
     ranks, numbers = ringar.size(), 4 * options["batch"]
-    found = {}
+    volumes = {}
     for i in range(options["layers"]):
         layer = model.get_layer(f"layer{i}")
         if options["kind"] == "dense":
             # Backward a reduce-scatter; the first layer reads the images, which have no gradient.
-            found[layer.name] = 2 * (ranks - 1) * numbers * int(layer.units) if i else 0
+            volumes[layer.name] = 2 * (ranks - 1) * numbers * int(layer.units) if i else 0
             continue
         me, reach = ringar.rank(), layer.reach
-        sent = reach.pixels_sent(me)
+        pixels = reach.pixels_sent(me)
         came = sum(reach.sent(part, me).area for part in range(ranks) if part != me) if i else 0
         channels = layer.input.shape[-1]
-        found[layer.name] = (sent + came) * channels * numbers
-    return {name: count for name, count in found.items() if count}
+        volumes[layer.name] = (pixels + came) * channels * numbers
+    return {name: count for name, count in volumes.items() if count}
 
 
 def measure(model: keras.Model, options: dict[str, Any]) -> dict[str, Any]:
-    """Trains, and returns losses, times, and what was sent."""
+    """Trains, and returns losses, times and traffic."""
     import tensorflow as tf
 
     import ringar
 
     dataset = tf.data.Dataset.from_tensors(batch(options)).repeat()
-    history = model.fit(
-        dataset, epochs=CHECKED_STEPS, steps_per_epoch=1, verbose=0,
-        callbacks=[ringar.callbacks.Distributed()],
-    )  # fmt: skip
-    step, data = model.train_function, iter(dataset)
-    step(data)
-    ringar.reset_stats()
-    rounds = []
-    for _ in range(options["rounds"]):
-        times = []
-        for _ in range(options["steps"]):
-            ringar.barrier()
-            start = time.perf_counter()
-            step(data)
-            ringar.barrier()
-            times.append(time.perf_counter() - start)
-        rounds.append(times)
+    losses, rounds = train(model, dataset, CHECKED_STEPS, options)
     steps = options["rounds"] * options["steps"]
     traffic = ringar.stats(by="layer")
-    sent = {name: one.bytes / steps for name, one in traffic.items() if one.bytes}
+    volumes = {name: entry.bytes / steps for name, entry in traffic.items() if entry.bytes}
     expected = expected_bytes(model, options)
     return {
-        "losses": history.history["loss"],
+        "losses": losses,
         "rounds": rounds,
-        "bytes": sent,
-        "wrong_bytes": [name for name, count in expected.items() if sent.get(name, 0) != count],
+        "bytes": volumes,
+        "wrong_bytes": [name for name, count in expected.items() if volumes.get(name, 0) != count],
     }
 
 

@@ -1,4 +1,4 @@
-"""What ringar is measured against, and ringar itself: one small adapter file each.
+"""Adapters of ringar and of the libraries that it is compared with, one small file each.
 
 An adapter module has
 
@@ -27,9 +27,9 @@ from types import ModuleType
 
 
 def names() -> list[str]:
-    """Returns the names of all adapters; files named `*_peer.py` have what several share."""
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name for name in found if not name.endswith("_peer"))
+    """Returns the names of all adapters; files named `*_peer.py` have shared parts."""
+    modules = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name for name in modules if not name.endswith("_peer"))
 
 
 def load(name: str) -> ModuleType:

@@ -65,53 +65,53 @@ def run(name: str, plan: Plan, job: dict[str, Any], turn: int = 0) -> Reports:
 def staleness(ranks: int) -> dict[str, list[int]]:
     """Returns by how many steps the gradients of each module are late, by update rule."""
     rules = {"one": 0, **LATE}
-    return {rule: [late * (ranks - 1 - k) for k in range(ranks)] for rule, late in rules.items()}
+    return {rule: [delay * (ranks - 1 - k) for k in range(ranks)] for rule, delay in rules.items()}
 
 
-def prepare(found: Measured, chosen: dict[str, Plan], job: dict[str, Any], ranks: int) -> None:
+def prepare(outcome: Measured, chosen: dict[str, Plan], job: dict[str, Any], ranks: int) -> None:
     """Finds the cuts, which are then the same for all schedules, and the losses to reach."""
     if not job["cuts"] and any(name in SCHEDULES for name in chosen):
         print("where to cut", file=sys.stderr, flush=True)
         job["cuts"] = run("cuts", Plan("", ranks), job)[0]["cuts"]
-    found.cuts = job["cuts"]
+    outcome.cuts = job["cuts"]
     print("the losses to reach", file=sys.stderr, flush=True)
-    rules = staleness(ranks) if found.cuts else {"one": [0]}
+    rules = staleness(ranks) if outcome.cuts else {"one": [0]}
     all_cores = Plan("", threads=len(os.sched_getaffinity(0)))
-    (one,) = run("references", all_cores, {**job, "staleness": rules})
-    found.references = one["losses"]
-    if not told_apart(found.references):
-        found.missing["check of losses"] = "the update rules give nearly the same"
+    (reference,) = run("references", all_cores, {**job, "staleness": rules})
+    outcome.references = reference["losses"]
+    if not told_apart(outcome.references):
+        outcome.reasons["check of losses"] = "the update rules give nearly the same"
 
 
 def told_apart(references: dict[str, list[float]]) -> bool:
     """Returns whether the losses of no update rule would pass for those of another."""
     return all(
-        any(abs(a - b) > 3 * TOLERANCE * abs(b) for a, b in zip(mine, its, strict=True))
-        for mine, its in itertools.combinations(references.values(), 2)
+        any(abs(a - b) > 3 * TOLERANCE * abs(b) for a, b in zip(left, right, strict=True))
+        for left, right in itertools.combinations(references.values(), 2)
     )
 
 
-def measure(found: Measured, chosen: dict[str, Plan], job: dict[str, Any], rounds: int) -> None:
+def measure(outcome: Measured, chosen: dict[str, Plan], job: dict[str, Any], rounds: int) -> None:
     """Adds the turns of all plans; one that fails gets no other."""
     for number in range(rounds):
         for name, plan in chosen.items():
-            if plan.title in found.missing:
+            if plan.title in outcome.reasons:
                 continue
             print(f"round {number + 1} of {rounds}: {plan.title}", file=sys.stderr, flush=True)
             try:
-                found.turns.setdefault(name, []).append(run(name, plan, job, number))
+                outcome.turns.setdefault(name, []).append(run(name, plan, job, number))
             except JobFailedError as error:
-                found.missing[plan.title] = str(error)
+                outcome.reasons[plan.title] = str(error)
 
 
-def wrong_losses(found: Measured) -> int:
+def wrong_losses(outcome: Measured) -> int:
     """Counts losses of the first steps that are not those of the update rule."""
     count = 0
-    for name, turns in found.turns.items():
-        expected = found.references.get(name if name in LATE else "one", [])
+    for name, turns in outcome.turns.items():
+        expected = outcome.references.get(name if name in LATE else "one", [])
         for reports in turns:
-            for one in reports:
-                pairs = zip(one["losses"], expected, strict=True)
+            for r in reports:
+                pairs = zip(r["losses"], expected, strict=True)
                 # So written, NaN is wrong, too.
                 count += sum(not abs(a - b) <= TOLERANCE * abs(b) for a, b in pairs)
     return count
@@ -136,17 +136,17 @@ def parser() -> argparse.ArgumentParser:
 
 def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, dict[str, Plan]]:
     """Returns the options, and the plans that they choose."""
-    known = parser()
-    options = known.parse_args(arguments)
+    cli = parser()
+    options = cli.parse_args(arguments)
     if options.ranks < 2 or options.batch % options.ranks:
-        known.error("--ranks must be at least 2 and divide --batch")
+        cli.error("--ranks must be at least 2 and divide --batch")
     if options.cuts and options.cuts.count(",") != options.ranks - 2:
-        known.error("--cuts must be one layer less than --ranks")
-    every = plans(options.ranks)
-    names = options.only.split(",") if options.only else list(every)
-    if unknown := sorted(set(names) - set(every)):
-        known.error(f"--only: {', '.join(unknown)}: known are {', '.join(every)}")
-    return options, {name: plan for name, plan in every.items() if name in names}
+        cli.error("--cuts must be one layer less than --ranks")
+    all_plans = plans(options.ranks)
+    names = options.only.split(",") if options.only else list(all_plans)
+    if unknown_names := sorted(set(names) - set(all_plans)):
+        cli.error(f"--only: {', '.join(unknown_names)}: known are {', '.join(all_plans)}")
+    return options, {name: plan for name, plan in all_plans.items() if name in names}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -154,37 +154,37 @@ def main(arguments: list[str] | None = None) -> int:
     job = {key: getattr(options, key)
            for key in ("batch", "blocks", "width", "microbatches", "steps")}  # fmt: skip
     job["cuts"] = options.cuts.split(",") if options.cuts else []
-    found = Measured()
+    outcome = Measured()
     try:
-        prepare(found, chosen, job, options.ranks)
+        prepare(outcome, chosen, job, options.ranks)
     except JobFailedError as error:
         print(f"not measured: {error}", file=sys.stderr)
         return 1
-    measure(found, chosen, job, options.rounds)
-    wrong, table = wrong_losses(found), rows(found, chosen, options.batch)
-    here = machine.describe()
+    measure(outcome, chosen, job, options.rounds)
+    errors, table = wrong_losses(outcome), rows(outcome, chosen, options.batch)
+    host = machine.describe()
     layers = 1 + 3 * (2 * options.blocks + 1)
     print(f"# Residual CNN of {layers} layers, {options.batch} images of 32 x 32 per step, "
-          f"{machine.headline(here)}\n")  # fmt: skip
+          f"{machine.headline(host)}\n")  # fmt: skip
     print(rows_text(table) + "\n")
-    if found.cuts:
-        print(f"Cut after {', '.join(found.cuts)}. {published_text(options.ranks)}\n")
+    if outcome.cuts:
+        print(f"Cut after {', '.join(outcome.cuts)}. {published_text(options.ranks)}\n")
     if found_targets := targets(table, options.ranks):
         print(bounds.table(found_targets))
-    print(report.missing_lines(found.missing), end="")
+    print(report.missing_lines(outcome.reasons), end="")
     data = {
         "tried": {"plans": list(chosen)},
-        "missing": found.missing,
+        "missing": outcome.reasons,
         "job": job,
         "rounds": options.rounds,
-        "references": found.references,
+        "references": outcome.references,
         "rows": list(table.values()),
     }
     name = f"pipeline-{options.ranks}-ranks-width-{options.width}"
-    results.keep(name, here, data, options.output)
-    if wrong:
-        print(f"{wrong} losses are not those of the update rule", file=sys.stderr)
-    return 1 if wrong or found.missing else 0
+    results.keep(name, host, data, options.output)
+    if errors:
+        print(f"{errors} losses are not those of the update rule", file=sys.stderr)
+    return 1 if errors or outcome.reasons else 0
 
 
 if __name__ == "__main__":

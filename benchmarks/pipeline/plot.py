@@ -32,28 +32,28 @@ def begin_of_view(ranks: list[Events], span: float) -> float:
         if event["what"] == "forward":
             passes.setdefault(event["batch"], event["begin"])
     middle = max(0.0, (last - span) / 2)
-    begins = sorted(passes.values())
-    return next((begin for begin in begins if begin >= middle), begins[0])
+    moments = sorted(passes.values())
+    return next((begin for begin in moments if begin >= middle), moments[0])
 
 
 def inside(ranks: list[Events], begin: float, end: float) -> list[Events]:
     """Returns the visible events, in seconds from 0 on; batches are counted from the oldest."""
-    seen = [[event for event in events if event["begin"] < end and event["end"] > begin]
-            for events in ranks]  # fmt: skip
-    oldest = min(event["batch"] for events in seen for event in events)
+    views = [[event for event in events if event["begin"] < end and event["end"] > begin]
+             for events in ranks]  # fmt: skip
+    oldest = min(event["batch"] for events in views for event in events)
 
     def moved(event: dict[str, Any]) -> dict[str, Any]:
         return {**event, "batch": event["batch"] - oldest, "begin": event["begin"] - begin,
                 "end": event["end"] - begin}  # fmt: skip
 
-    return [[moved(event) for event in events] for events in seen]
+    return [[moved(event) for event in events] for events in views]
 
 
 def followed(ranks: list[Events]) -> int:
     """Returns the second batch that the first module begins, all of whose passes are visible."""
-    begun = [event["batch"] for event in ranks[0]
-             if event["what"] == "forward" and event["begin"] >= -1e-9]  # fmt: skip
-    numbers = sorted(set(begun))
+    batches = [event["batch"] for event in ranks[0]
+               if event["what"] == "forward" and event["begin"] >= -1e-9]  # fmt: skip
+    numbers = sorted(set(batches))
     return numbers[min(1, len(numbers) - 1)] if numbers else -1
 
 
@@ -63,8 +63,8 @@ def _boxes(axes: Any, row: int, events: Events, span: float, followed_batch: int
 
     for event in events:
         begin, end = max(0.0, event["begin"]), min(span, event["end"])
-        what, width = event["what"], end - begin
-        if what not in COLORS:
+        kind, width = event["what"], end - begin
+        if kind not in COLORS:
             if width > SEEN * span:
                 axes.add_patch(Rectangle(
                     (1e3 * begin, row - 0.3), 1e3 * width, 0.6, facecolor="white",
@@ -73,21 +73,21 @@ def _boxes(axes: Any, row: int, events: Events, span: float, followed_batch: int
             continue
         colors = FOLLOWED if event["batch"] == followed_batch else COLORS
         axes.add_patch(Rectangle(
-            (1e3 * begin, row - 0.38), 1e3 * width, 0.76, facecolor=colors[what],
+            (1e3 * begin, row - 0.38), 1e3 * width, 0.76, facecolor=colors[kind],
             edgecolor="white", linewidth=0.8, zorder=3,
         ))  # fmt: skip
         if width > NUMBERED * span:
             axes.text(1e3 * (begin + width / 2), row, str(event["batch"]), ha="center",
-                      va="center", fontsize=9, color=TEXT[what], zorder=4)  # fmt: skip
+                      va="center", fontsize=9, color=TEXT[kind], zorder=4)  # fmt: skip
 
 
 def _panel(axes: Any, row: dict[str, Any], span: float) -> None:
     """Draws the panel of one schedule."""
     ranks = row["timeline"]
     begin = begin_of_view(ranks, span)
-    seen = inside(ranks, begin, begin + span)
-    batch = followed(seen)
-    for module, events in enumerate(seen):
+    views = inside(ranks, begin, begin + span)
+    batch = followed(views)
+    for module, events in enumerate(views):
         _boxes(axes, module, events, span, batch)
     idle = ", ".join(f"{share:.0%}" for share in row["wait"])
     axes.set_title(row["plan"], loc="left", fontsize=11, fontweight="bold")

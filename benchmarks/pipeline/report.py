@@ -43,38 +43,38 @@ def plans(ranks: int) -> dict[str, Plan]:
 
 @dataclass
 class Measured:
-    """The reports of all jobs, and the reasons of those that are missing."""
+    """The reports of all jobs, and the reasons of missing ones."""
 
     turns: dict[str, list[Reports]] = field(default_factory=dict)
     """By plan, a job per round."""
     references: dict[str, list[float]] = field(default_factory=dict)
     """Losses, by the schedule whose update rule makes them; "one": without delay."""
     cuts: list[str] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 def step_seconds(turn: Reports) -> float:
     """Returns the seconds of a step of the slowest rank."""
-    return float(max(one["seconds"] for one in turn))
+    return float(max(r["seconds"] for r in turn))
 
 
 def timeline(turn: Reports) -> list[list[dict[str, Any]]]:
     """Returns the events of each rank, in seconds since all ranks were in their timed steps."""
-    origin = max(one["begin"] for one in turn)
+    origin = max(r["begin"] for r in turn)
 
     def since(event: dict[str, Any]) -> dict[str, Any]:
         return {**event, **{key: round(event[key] - origin, 6) for key in ("begin", "end")}}
 
-    return [[since(event) for event in one["events"]] for one in turn]
+    return [[since(event) for event in r["events"]] for r in turn]
 
 
-def summary(name: str, plan: Plan, turns: list[Reports], alone: list[Reports],
+def summary(name: str, plan: Plan, turns: list[Reports], baseline: list[Reports],
             batch: int) -> dict[str, Any]:  # fmt: skip
     """Returns a plan's row as plain data; lists have a figure per rank."""
     ranks = range(plan.ranks)
     series = Series([[step_seconds(turn)] for turn in turns])
-    ratios = [step_seconds(one) / step_seconds(mine)
-              for one, mine in zip(alone, turns, strict=False)]  # fmt: skip
+    ratios = [step_seconds(base) / step_seconds(turn)
+              for base, turn in zip(baseline, turns, strict=False)]  # fmt: skip
     middle = sorted(turns, key=step_seconds)[len(turns) // 2]
     row = {
         "plan": name,
@@ -90,18 +90,18 @@ def summary(name: str, plan: Plan, turns: list[Reports], alone: list[Reports],
         "losses": turns[0][0]["losses"],
     }
     if name in SCHEDULES:
-        for what in ("wait", "forward", "backward"):
-            shares = [[turn[r]["shares"].get(what, 0.0) for turn in turns] for r in ranks]
-            row[what] = [median(share) for share in shares]
+        for kind in ("wait", "forward", "backward"):
+            shares = [[turn[r]["shares"].get(kind, 0.0) for turn in turns] for r in ranks]
+            row[kind] = [median(share) for share in shares]
         row["timeline"] = timeline(middle)
     return row
 
 
-def rows(found: Measured, chosen: dict[str, Plan], batch: int) -> dict[str, dict[str, Any]]:
+def rows(outcome: Measured, chosen: dict[str, Plan], batch: int) -> dict[str, dict[str, Any]]:
     """Returns the rows by plan, of those that were measured."""
-    alone = found.turns.get("one", [])
-    return {name: summary(name, chosen[name], turns, alone, batch)
-            for name, turns in found.turns.items() if turns}  # fmt: skip
+    baseline = outcome.turns.get("one", [])
+    return {name: summary(name, chosen[name], turns, baseline, batch)
+            for name, turns in outcome.turns.items() if turns}  # fmt: skip
 
 
 def targets(table: dict[str, dict[str, Any]], ranks: int) -> list[Target]:
@@ -124,15 +124,15 @@ def rows_text(table: dict[str, dict[str, Any]]) -> str:
          *report.spread(row),
          f"{row['images']:.4g}",
          f"{row['times']:.2f}x ({row['times_min']:.2f} to {row['times_max']:.2f})",
-         each(row["memory"], size_text),
-         each(row["wait"], "{:.0%}".format) if "wait" in row else "",
-         each(row["bytes"], size_text) if row["ranks"] > 1 else ""]
+         text_of_ranks(row["memory"], size_text),
+         text_of_ranks(row["wait"], "{:.0%}".format) if "wait" in row else "",
+         text_of_ranks(row["bytes"], size_text) if row["ranks"] > 1 else ""]
         for row in table.values()
     ]  # fmt: skip
     return report.table(headers, lines)
 
 
-def each(figures: Sequence[float], text: Any) -> str:
+def text_of_ranks(figures: Sequence[float], text: Any) -> str:
     """Returns the figures of all ranks as text."""
     return ", ".join(text(figure) for figure in figures)
 
@@ -143,9 +143,9 @@ def size_text(size: float) -> str:
 
 def published_text(ranks: int) -> str:
     """Returns published gains, and the most that the paper's schedule allows."""
-    known = [f"{schedule} {times:g}x" for (schedule, modules), times in PUBLISHED.items()
+    gains = [f"{schedule} {times:g}x" for (schedule, modules), times in PUBLISHED.items()
              if modules == ranks]  # fmt: skip
     # The backward pass takes two thirds of a step and is divided, the forward pass is not.
     ideal = 1 / (1 / 3 + 2 / 3 / ranks)
     text = f"With the forward pass locked, as in its paper, delayed gives {ideal:.2f}x at most"
-    return f"{text}; published: {', '.join(known)}." if known else f"{text}."
+    return f"{text}; published: {', '.join(gains)}." if gains else f"{text}."

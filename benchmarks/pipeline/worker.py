@@ -110,12 +110,12 @@ def reference_losses(
 
     losses, gradients = [], []
     for step, (x, y) in enumerate(batches):
-        value, found = loss_and_gradients(tf.constant(x), tf.constant(y))
+        value, step_gradients = loss_and_gradients(tf.constant(x), tf.constant(y))
         losses.append(float(value))
-        gradients.append(found)
-        for k, late in enumerate(staleness):
-            if step >= late and modules[k]:
-                optimizers[k].apply(gradients[step - late][k], modules[k])
+        gradients.append(step_gradients)
+        for k, delay in enumerate(staleness):
+            if step >= delay and modules[k]:
+                optimizers[k].apply(gradients[step - delay][k], modules[k])
     return losses
 
 
@@ -147,11 +147,11 @@ class Window:
 
 def shares(events: Sequence[dict[str, Any]], begin: float, end: float) -> dict[str, float]:
     """Returns the part of the time from `begin` to `end` that each kind of event takes."""
-    found: dict[str, float] = {}
+    parts: dict[str, float] = {}
     for event in events:
         inside = min(event["end"], end) - max(event["begin"], begin)
-        found[event["what"]] = found.get(event["what"], 0.0) + max(0.0, inside) / (end - begin)
-    return found
+        parts[event["what"]] = parts.get(event["what"], 0.0) + max(0.0, inside) / (end - begin)
+    return parts
 
 
 def pipelined(options: Options, cuts: list[str] | None) -> Any:
@@ -195,17 +195,18 @@ def train(options: Options) -> Report:
         model.compile(optimizer(), loss())
     else:
         model = residual(options["blocks"], options["width"])
-        own = optimizer()
+        local_optimizer = optimizer()
         if plan == "data-parallel":
             import ringar
 
             dataset = ringar.data.shard(dataset, split_batches=True)
-            own, callbacks = ringar.DistributedOptimizer(own), [ringar.callbacks.Distributed()]
-        model.compile(own, loss(), jit_compile=False)
+            local_optimizer = ringar.DistributedOptimizer(local_optimizer)
+            callbacks = [ringar.callbacks.Distributed()]
+        model.compile(local_optimizer, loss(), jit_compile=False)
     dataset = dataset.repeat()
     history = model.fit(dataset, epochs=CHECKED_STEPS, steps_per_epoch=1, verbose=0,
                         callbacks=callbacks)  # fmt: skip
-    sent: list[int] = []
+    byte_counts: list[int] = []
     events: list[Any] = []
 
     def begin() -> None:
@@ -220,7 +221,8 @@ def train(options: Options) -> Report:
         if options["ranks"] > 1:
             import ringar
 
-            sent.append(sum(one.bytes for one in ringar.stats("collective").values()))
+            traffic = ringar.stats("collective").values()
+            byte_counts.append(sum(count.bytes for count in traffic))
         if plan in SCHEDULES:
             events.extend(asdict(event) for event in model.record(False))
 
@@ -234,7 +236,7 @@ def train(options: Options) -> Report:
         "begin": window.begin,
         "end": window.end,
         "memory": peak_bytes() - before,
-        "bytes": sum(sent) / options["steps"],
+        "bytes": sum(byte_counts) / options["steps"],
         "shares": shares(events, window.begin, window.end),
         "events": events,
     }

@@ -49,7 +49,7 @@ def share_a_cache(rows: list[dict[str, Any]]) -> bool:
 
 
 def text(rows: list[dict[str, Any]]) -> str:
-    """Returns the rates, and what they mean, in a sentence."""
+    """Returns the rates and their meaning in a sentence."""
     rates = ", ".join(f"at {row['rate'] / 1e9:.0f} GB/s {row['copy']}" for row in rows)
     verdict = "share a cache" if share_a_cache(rows) else "share no cache"
     return f"A core copies {rates}: the cores evidently {verdict}."
@@ -57,14 +57,14 @@ def text(rows: list[dict[str, Any]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     options = command.parser("benchmarks.rates", __doc__).parse_args(arguments)
-    here = machine.describe()
+    host = machine.describe()
     try:
         rows = measure()
     except JobFailedError as error:
         print(f"not measured: {error}", file=sys.stderr)
         return 1
-    print(f"# {machine.headline(here)}\n{text(rows)}")
-    results.keep("rates", here, {"tried": {}, "rows": rows, "missing": {}}, options.output)
+    print(f"# {machine.headline(host)}\n{text(rows)}")
+    results.keep("rates", host, {"tried": {}, "rows": rows, "missing": {}}, options.output)
     return 0
 
 

@@ -48,16 +48,16 @@ def main() -> None:
     rank, size, rounds = int(os.environ["RANK"]), options["bytes"], options["rounds"]
     block = shared_array(Path(options["folder"], "block"), size)
     turns = shared_array(Path(options["folder"], "turns"), 64).view(np.int64)
-    mine, other = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    ones, zeros = np.ones(size, np.uint8), np.zeros(size, np.uint8)
 
-    alone = [seconds_of(lambda: np.copyto(other, mine)) for _ in range(rounds)]
-    source, target = (mine, block) if rank == 0 else (block, mine)
+    solo = [seconds_of(lambda: np.copyto(zeros, ones)) for _ in range(rounds)]
+    source, target = (ones, block) if rank == 0 else (block, ones)
     together = []
     for turn in range(rank, 2 * rounds, 2):
         wait_for(turns, turn)
         together.append(seconds_of(lambda: np.copyto(target, source)))
         turns[0] = turn + 1
-    write_report(options, rank, {"alone": median(alone), "together": median(together)})
+    write_report(options, rank, {"alone": median(solo), "together": median(together)})
 
 
 if __name__ == "__main__":

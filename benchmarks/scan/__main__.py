@@ -44,7 +44,7 @@ from benchmarks.scan.cells import (
     PLACES,
     RANKS,
     Cell,
-    Found,
+    Outcome,
     Place,
     grid,
     large_cells,
@@ -69,25 +69,25 @@ class Job:
 
 @dataclass
 class Measured:
-    """The times of all jobs, and the reasons of those that are missing."""
+    """The times of all jobs, and the reasons of missing ones."""
 
-    times: Found = field(default_factory=dict)
+    times: Outcome = field(default_factory=dict)
     costs: dict[int, tuple[float, float]] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
     norms: dict[Cell, list[float]] = field(default_factory=dict)
     """Of Keras' loss and gradients, by the first job that had the cell."""
-    missing: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 def plan(quick: bool = False, layer: str = LAYERS[0]) -> list[Job]:
     """Returns all jobs."""
     if layer == "LSTM":
         places = (ONE, RANKS) if quick else PLACES.values()
-        alone = {ONE: large_cells(quick)}
-        return [Job(place, grid(quick) + alone.get(place, [])) for place in places]
+        extras = {ONE: large_cells(quick)}
+        return [Job(place, grid(quick) + extras.get(place, [])) for place in places]
     if quick:
-        few = grid(quick)
-        return [Job(ONE, few + small_cells(quick), (1, 20)), Job(RANKS, few[-1:])]
+        cells = grid(quick)
+        return [Job(ONE, cells + small_cells(quick), (1, 20)), Job(RANKS, cells[-1:])]
     return [
         Job(place, grid() + (small_cells() if place is ONE else []),
             scan_crossover.UNITS if place is ONE else ())
@@ -114,35 +114,35 @@ def run(job: Job, options: dict[str, Any]) -> Reports:
     )
 
 
-def add(found: Measured, job: Job, reports: Reports) -> None:
+def add(outcome: Measured, job: Job, reports: Reports) -> None:
     """Keeps the times of the slowest rank, and the wrong results of all ranks."""
     for number, cell in enumerate(job.cells):
-        mine = [one["cells"][number] for one in reports]
-        found.times.setdefault(job.place, {})[cell] = slowest(mine)
-        for rank, one in enumerate(mine):
-            who = f"{job.place.title}{f', rank {rank}' if len(mine) > 1 else ''}, {cell}"
-            found.wrong += [f"{who}, {WAYS[way].title}: {text}"
-                            for way, text in one["wrong"].items()]  # fmt: skip
-            known = found.norms.setdefault(cell, one["norms"])
-            pairs = zip(one["norms"], known, strict=True)
+        cells = [r["cells"][number] for r in reports]
+        outcome.times.setdefault(job.place, {})[cell] = slowest(cells)
+        for rank, figures in enumerate(cells):
+            who = f"{job.place.title}{f', rank {rank}' if len(cells) > 1 else ''}, {cell}"
+            outcome.faults += [f"{who}, {WAYS[way].title}: {text}"
+                               for way, text in figures["wrong"].items()]  # fmt: skip
+            norms = outcome.norms.setdefault(cell, figures["norms"])
+            pairs = zip(figures["norms"], norms, strict=True)
             if not all(abs(a - b) <= TOLERANCE * abs(b) for a, b in pairs):
-                found.wrong.append(f"{who}, Keras: loss or gradients are not those elsewhere")
+                outcome.faults.append(f"{who}, Keras: loss or gradients are not those elsewhere")
     costs = reports[0]["costs"]
-    found.costs.update({int(units): (pair[0], pair[1]) for units, pair in costs.items()})
+    outcome.costs.update({int(units): (pair[0], pair[1]) for units, pair in costs.items()})
 
 
 def measure(jobs: list[Job], options: dict[str, Any]) -> Measured:
     """Runs all jobs, one after the other."""
-    found = Measured()
+    outcome = Measured()
     for job in jobs:
         print(f"{job.place.title}: {len(job.cells)} cells", file=sys.stderr, flush=True)
         start = time.monotonic()
         try:
-            add(found, job, run(job, options))
+            add(outcome, job, run(job, options))
         except JobFailedError as error:
-            found.missing[job.place.title] = str(error)
+            outcome.reasons[job.place.title] = str(error)
         print(f"  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-    return found
+    return outcome
 
 
 def parser() -> argparse.ArgumentParser:
@@ -166,31 +166,31 @@ def main(arguments: list[str] | None = None) -> int:
     common = {"budget": options.budget, "fault": options.fault, "layer": layer}
     jobs = [job for job in plan(options.quick, layer)
             if options.place in (None, job.place.title)]  # fmt: skip
-    found = measure(jobs, {"rounds": rounds, **common})
-    here = machine.describe()
+    outcome = measure(jobs, {"rounds": rounds, **common})
+    host = machine.describe()
     of_layer = scan_report.lstm_targets if layer == "LSTM" else scan_report.targets
-    targets = of_layer(found.times)
-    print(f"# {layer} of 20 units, forward and backward, {machine.headline(here)}\n")
-    print(scan_report.text(found.times, found.costs))
+    targets = of_layer(outcome.times)
+    print(f"# {layer} of 20 units, forward and backward, {machine.headline(host)}\n")
+    print(scan_report.text(outcome.times, outcome.costs))
     print(bounds.table(targets))
-    print(report.missing_lines(found.missing), end="")
+    print(report.missing_lines(outcome.reasons), end="")
     data = {
         "tried": {"places": [job.place.title for job in jobs]},
-        "missing": found.missing,
-        "wrong": found.wrong,
+        "missing": outcome.reasons,
+        "wrong": outcome.faults,
         "layer": layer,
         "rounds": rounds,
-        "cells": to_rows(found.times),
-        "costs": found.costs,
+        "cells": to_rows(outcome.times),
+        "costs": outcome.costs,
         "targets": [target.row() for target in targets],
     }
     name = "scan" if layer == LAYERS[0] else f"scan-{layer.lower()}"
     if options.place:
         name += "-" + options.place.replace(" ", "-")
-    results.keep(f"{name}-quick" if options.quick else name, here, data, options.output)
-    for line in found.wrong:
+    results.keep(f"{name}-quick" if options.quick else name, host, data, options.output)
+    for line in outcome.faults:
         print(f"wrong: {line}", file=sys.stderr)
-    return 1 if found.wrong or found.missing else 0
+    return 1 if outcome.faults or outcome.reasons else 0
 
 
 if __name__ == "__main__":

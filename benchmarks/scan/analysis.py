@@ -1,4 +1,4 @@
-"""What a scan over the layers of a net costs, level by level.
+"""The costs of a scan over the layers of a net, level by level.
 
     python -m benchmarks.scan.analysis --prune 0.97 --levels 2
 
@@ -48,7 +48,7 @@ class Analysis:
         stages: of the net, without those that only change shapes.
         sparsity: of each one's transposed Jacobian as it is, for these examples and weights.
         levels: of the scan.
-        stopped: why the scan goes up no further, or "".
+        obstacle: why the scan goes up no further, or "".
         rounds: of the scan.
         chain: of the plain chain.
         plain: operations of the plain chain if no weight and no derivative were zero.
@@ -57,7 +57,7 @@ class Analysis:
     stages: list[Stage]
     sparsity: list[float]
     levels: int
-    stopped: str
+    obstacle: str
     rounds: list[Round]
     chain: list[Round]
     plain: int
@@ -88,17 +88,17 @@ def analyze(
     stages, elements = _elements(chain, x)
     counter = Counter([*reversed(elements[1:])], batch=len(x), limit=limit)
     most = tree.most_levels(counter.length) - 1
-    wanted, stopped = most if levels is None else min(levels, most), ""
+    depth, obstacle = most if levels is None else min(levels, most), ""
     while True:
         try:
-            rounds = counter.count(wanted)
+            rounds = counter.count(depth)
             break
         except TooManyError as reason:
-            wanted, stopped = wanted - 1, f"level {wanted}: {reason}"
+            depth, obstacle = depth - 1, f"level {depth}: {reason}"
     return Analysis(
         stages,
         [_sparsity(*pair, len(x)) for pair in zip(stages, elements, strict=True)],
-        wanted, stopped, rounds, counter.count(0),
+        depth, obstacle, rounds, counter.count(0),
         2 * len(x) * sum(stage.entries for stage in stages[1:]),
     )  # fmt: skip
 
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scan.analysis",
-        description="What a scan over the layers of a net costs, level by level.",
+        description="The costs of a scan over the layers of a net, level by level.",
     )
     parser.add_argument("--model", choices=["vgg11"], default="vgg11")
     parser.add_argument("--prune", type=float, default=0.97, help="share of the weights")
@@ -172,8 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result = analyze(vgg11(prune=options.prune), x, options.levels, options.limit)
     print(f"VGG-11 on 32 x 32 x 3, {options.prune:.0%} of the weights pruned, batch of {len(x)}\n")
     print(zeros_table(result), levels_table(result), sep="\n\n")
-    if result.stopped:
-        print(f"\nNot counted: {result.stopped}; the limit is {options.limit:.3g}")
+    if result.obstacle:
+        print(f"\nNot counted: {result.obstacle}; the limit is {options.limit:.3g}")
 
 
 def _elements(chain: Chain, x: np.ndarray) -> tuple[list[Stage], list[Element]]:
@@ -196,22 +196,22 @@ def _sparsity(stage: Stage, element: Element, batch: int) -> float:
 def _parts(rounds: Sequence[Round]) -> list[tuple[str, list[Round]]]:
     """The rounds by phase and level; those without products left out."""
     parts: dict[str, list[Round]] = {}
-    for one in rounds:
-        name = one.phase.value
-        if one.phase is not tree.Phase.SERIAL:
-            name += f", level {one.level}"
-        if one.products:
-            parts.setdefault(name, []).append(one)
+    for entry in rounds:
+        name = entry.phase.value
+        if entry.phase is not tree.Phase.SERIAL:
+            name += f", level {entry.level}"
+        if entry.products:
+            parts.setdefault(name, []).append(entry)
     return list(parts.items())
 
 
 def _row(name: str, rounds: Sequence[Round]) -> tuple[Any, ...]:
-    products = [product for one in rounds for product in one.products]
+    products = [product for entry in rounds for product in entry.products]
     vectors = sum(product.is_vector for product in products)
     zeros = [product.sparsity for product in products if not product.is_vector]
     return (
         name, len(products) - vectors, vectors,
-        f"{sum(one.flops for one in rounds) / 1e6:,.2f}",
+        f"{sum(entry.flops for entry in rounds) / 1e6:,.2f}",
         f"{critical_path(rounds) / 1e6:,.2f}",
         f"{max((product.flops for product in products), default=0) / 1e6:,.2f}",
         f"{min(zeros):.5f}" if zeros else "",

@@ -86,49 +86,49 @@ class Times:
     jacobians: list[float] = field(default_factory=list)
     """Seconds of the op that makes all Jacobians, by round; none where they need too much."""
 
-    def of(self, way: str, what: str) -> list[float]:
+    def of(self, way: str, phase: str) -> list[float]:
         """Returns seconds by round."""
-        return [max(turn[WHATS.index(what)], SHORTEST) for turn in self.rounds[way]]
+        return [max(turn[WHATS.index(phase)], SHORTEST) for turn in self.rounds[way]]
 
-    def seconds(self, way: str, what: str) -> float:
-        return median(self.of(way, what))
+    def seconds(self, way: str, phase: str) -> float:
+        return median(self.of(way, phase))
 
-    def best(self, ways: Iterable[str], what: str) -> str:
+    def best(self, ways: Iterable[str], phase: str) -> str:
         """Returns the fastest of some ways."""
-        known = [way for way in ways if way in self.rounds]
-        return min(known, key=lambda way: self.seconds(way, what))
+        candidates = [way for way in ways if way in self.rounds]
+        return min(candidates, key=lambda way: self.seconds(way, phase))
 
-    def faster(self, way: str, than: str, what: str) -> float:
+    def faster(self, way: str, than: str, phase: str) -> float:
         """Returns how many times faster a way is: median over rounds, each compared with itself."""
-        pairs = zip(self.of(than, what), self.of(way, what), strict=True)
-        return median(theirs / ours for theirs, ours in pairs)
+        pairs = zip(self.of(than, phase), self.of(way, phase), strict=True)
+        return median(baseline / seconds for baseline, seconds in pairs)
 
 
 def slowest(reports: list[dict[str, Any]]) -> Times:
     """Returns the times of the slowest rank, given the reports of all ranks on a cell."""
     ways = {
         way: [
-            (max(one[0] for one in turn), max(one[1] for one in turn), max(one[2] for one in turn))
-            for turn in zip(*(one["rounds"][way] for one in reports), strict=True)
+            (max(t[0] for t in turn), max(t[1] for t in turn), max(t[2] for t in turn))
+            for turn in zip(*(r["rounds"][way] for r in reports), strict=True)
         ]
         for way in reports[0]["rounds"]
     }
-    jacobians = [max(turn) for turn in zip(*(one["jacobians"] for one in reports), strict=True)]
+    jacobians = [max(turn) for turn in zip(*(r["jacobians"] for r in reports), strict=True)]
     return Times(ways, jacobians)
 
 
-Found = dict[Place, dict[Cell, Times]]
+Outcome = dict[Place, dict[Cell, Times]]
 
 
-def to_rows(found: Found) -> list[dict[str, Any]]:
+def to_rows(outcome: Outcome) -> list[dict[str, Any]]:
     """Returns rows for a JSON file, from which pictures are drawn."""
     rows = []
-    for place, cells in found.items():
+    for place, cells in outcome.items():
         for cell, times in cells.items():
             ways = {
                 way: {"rounds": rounds, **{
-                    what: {"seconds": times.seconds(way, what), "min": min(times.of(way, what)),
-                           "max": max(times.of(way, what))} for what in WHATS}}
+                    phase: {"seconds": times.seconds(way, phase), "min": min(times.of(way, phase)),
+                            "max": max(times.of(way, phase))} for phase in WHATS}}
                 for way, rounds in times.rounds.items()
             }  # fmt: skip
             size = {"steps": cell.steps, "batch": cell.batch, "units": cell.units}
@@ -136,12 +136,12 @@ def to_rows(found: Found) -> list[dict[str, Any]]:
     return rows
 
 
-def from_rows(rows: list[dict[str, Any]]) -> Found:
+def from_rows(rows: list[dict[str, Any]]) -> Outcome:
     """Reads the rows that `to_rows` has made."""
-    found: Found = {}
+    outcome: Outcome = {}
     for row in rows:
         rounds = {way: [(turn[0], turn[1], turn[2]) for turn in entry["rounds"]]
                   for way, entry in row["ways"].items()}  # fmt: skip
         cell = Cell(row["steps"], row["batch"], row["units"])
-        found.setdefault(PLACES[row["place"]], {})[cell] = Times(rounds, row["jacobians"])
-    return found
+        outcome.setdefault(PLACES[row["place"]], {})[cell] = Times(rounds, row["jacobians"])
+    return outcome

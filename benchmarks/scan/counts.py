@@ -51,7 +51,7 @@ def tree_levels(length: int) -> int:
     return math.ceil(math.log2(length + 1))
 
 
-def _kept(level: int, at_edge: bool) -> Counts:
+def _raised(level: int, at_edge: bool) -> Counts:
     """Counts the up-sweep to a full node, whose first leaf is the vector at the left edge."""
     if level == 0:
         return Counts()  # a leaf is made where it is used
@@ -83,15 +83,15 @@ def count(length: int, levels: int = WHOLE) -> Counts:
     blocks = math.ceil(positions / (1 << levels))
     total = Counts()
     if blocks > 1:
-        total += _kept(levels, True) + _swept(levels, True)
-        inner = _kept(levels, False) + _swept(levels, False) + _carried(levels)
+        total += _raised(levels, True) + _swept(levels, True)
+        inner = _raised(levels, False) + _swept(levels, False) + _carried(levels)
         total += inner.times(blocks - 2)
     # The last block need not be full: left children only, all of which are.
     begin = (blocks - 1) << levels
     for level in reversed(range(levels)):
         middle = begin + (1 << level)
         if middle < positions:
-            total += _kept(level, begin == 0) + _swept(level, begin == 0)
+            total += _raised(level, begin == 0) + _swept(level, begin == 0)
             total += _carried(level) if begin > 0 else Counts()
             begin = middle
     return total + _carried(0)

@@ -54,11 +54,11 @@ ARITHMETIC = Costs(lambda units: 2 * units**3, lambda units: 2 * units**2)
 
 def measured(seconds: Mapping[int, tuple[float, float]]) -> Costs:
     """Returns costs by H from (product, apply), interpolated on logarithmic axes."""
-    known = np.log(sorted(seconds))
+    logarithms = np.log(sorted(seconds))
 
-    def between(which: int) -> Callable[[float], float]:
-        values = np.log([seconds[units][which] for units in sorted(seconds)])
-        return lambda units: math.exp(np.interp(math.log(units), known, values))
+    def between(index: int) -> Callable[[float], float]:
+        values = np.log([seconds[units][index] for units in sorted(seconds)])
+        return lambda units: math.exp(np.interp(math.log(units), logarithms, values))
 
     return Costs(between(0), between(1))
 

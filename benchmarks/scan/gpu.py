@@ -48,7 +48,9 @@ def settings(most_steps: int) -> list[Setting]:
     """Returns the paper's settings up to so many steps."""
     by_steps = [Setting(steps, 16) for steps in STEPS]
     by_batch = [Setting(1000, batch) for batch in BATCHES]
-    return [one for one in dict.fromkeys(by_steps + by_batch) if one.steps <= most_steps]
+    return [
+        setting for setting in dict.fromkeys(by_steps + by_batch) if setting.steps <= most_steps
+    ]
 
 
 class Case:
@@ -85,20 +87,20 @@ class Case:
     def _backward(self) -> Weights:
         return self.backward(self.weights, self.x, self.h, self.gradient)
 
-    def wrong(self) -> int:
+    def count_errors(self) -> int:
         """Counts gradients of states that differ from those of a serial chain in float64."""
         cupy = self.cupy
-        found = self.backward.states(self.weights, self.h, self.gradient)
+        states = self.backward.states(self.weights, self.h, self.gradient)
         recurrent, h = self.weights.recurrent.astype(float), self.h.astype(float)
         jacobians = (1 - h * h)[..., None] * recurrent
         expected = scan(jacobians, self.gradient.astype(float), adjoint=True, levels=0)
-        return count_wrong(cupy, found, expected)
+        return count_wrong(cupy, states, expected)
 
     def wrong_on_cpu(self) -> int:
         """Counts those that differ from the serial product on the CPU."""
-        found = self.backward.states(self.weights, self.h, self.gradient).get()
+        states = self.backward.states(self.weights, self.h, self.gradient).get()
         expected = serial(self.weights.recurrent.get(), self.h.get(), self.gradient.get())
-        return count_wrong(np, found, expected)
+        return count_wrong(np, states, expected)
 
 
 class _Torch:
@@ -106,9 +108,9 @@ class _Torch:
 
     def __init__(self, torch: Any, case: Case) -> None:
         self._torch, self._cupy = torch, case.cupy
-        given = case.weights
+        weights = case.weights
         self._rnn = torch.nn.RNN(INPUTS, UNITS, device="cuda")
-        values = (given.inputs, given.recurrent, given.bias, given.bias * 0)
+        values = (weights.inputs, weights.recurrent, weights.bias, weights.bias * 0)
         names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
         with torch.no_grad():
             for name, value in zip(names, values, strict=True):
@@ -140,7 +142,7 @@ class _Torch:
 def measure(case: Case, rounds: int, repeats: int) -> dict[str, Series]:
     """Times all ways in turn, backward passes without their forward pass."""
     cupy = case.cupy
-    found = {name: Series() for name in case.ways()}
+    outcome = {name: Series() for name in case.ways()}
     start, end = cupy.cuda.Event(), cupy.cuda.Event()
 
     def time(name: str, way: Callable[[], Any]) -> float:
@@ -157,41 +159,43 @@ def measure(case: Case, rounds: int, repeats: int) -> dict[str, Series]:
         time(name, way)
     for _ in range(rounds):
         for name, way in case.ways().items():
-            found[name].rounds.append([time(name, way) for _ in range(repeats)])
-    return found
+            outcome[name].rounds.append([time(name, way) for _ in range(repeats)])
+    return outcome
 
 
-def row(setting: Setting, found: dict[str, Series], wrong: int, processors: int) -> dict[str, Any]:
+def row(
+    setting: Setting, outcome: dict[str, Series], errors: int, processors: int
+) -> dict[str, Any]:
     """Returns the row of a setting as plain data."""
-    made = plan.choose(setting.steps, setting.batch, UNITS, 4, processors)
-    widths = [r.width for r in made.rounds]
-    return {"steps": setting.steps, "batch": setting.batch, "widths": widths, "wrong": wrong,
-            "ways": {name: series.summary() for name, series in found.items()}}  # fmt: skip
+    schedule = plan.choose(setting.steps, setting.batch, UNITS, 4, processors)
+    widths = [r.width for r in schedule.rounds]
+    return {"steps": setting.steps, "batch": setting.batch, "widths": widths, "wrong": errors,
+            "ways": {name: series.summary() for name, series in outcome.items()}}  # fmt: skip
 
 
 def rows_text(rows: list[dict[str, Any]]) -> str:
     """Returns the table of all settings."""
-    ways = list(dict.fromkeys(name for one in rows for name in one["ways"]))
+    ways = list(dict.fromkeys(name for entry in rows for name in entry["ways"]))
     headers = ["steps", "batch", "spans of"]
     headers += [f"{name.replace('_', ' ')} (min, max)" for name in ways]
     headers += ["backward, x", "step, x", "#wrong"]
-    return report.table(headers, [_line(one, ways) for one in rows])
+    return report.table(headers, [_line(entry, ways) for entry in rows])
 
 
-def _line(one: dict[str, Any], ways: list[str]) -> list[str]:
+def _line(entry: dict[str, Any], ways: list[str]) -> list[str]:
     def cell(name: str) -> str:
-        times = one["ways"].get(name)
+        times = entry["ways"].get(name)
         if times is None:
             return "-"
         return "{} ({}, {})".format(*report.spread(times))
 
-    def ratio(what: str) -> str:
-        both = [one["ways"].get(f"{who}_{what}") for who in ("cudnn", "ringar")]
-        return f"{both[0]['seconds'] / both[1]['seconds']:.3g}" if all(both) else "-"
+    def ratio(phase: str) -> str:
+        pair = [entry["ways"].get(f"{who}_{phase}") for who in ("cudnn", "ringar")]
+        return f"{pair[0]['seconds'] / pair[1]['seconds']:.3g}" if all(pair) else "-"
 
-    widths = ", ".join(map(str, one["widths"])) or "serial"
-    return [str(one["steps"]), str(one["batch"]), widths, *map(cell, ways),
-            ratio("backward"), ratio("step"), str(one["wrong"])]  # fmt: skip
+    widths = ", ".join(map(str, entry["widths"])) or "serial"
+    return [str(entry["steps"]), str(entry["batch"]), widths, *map(cell, ways),
+            ratio("backward"), ratio("step"), str(entry["wrong"])]  # fmt: skip
 
 
 def find_torch() -> tuple[Any, str]:
@@ -223,24 +227,24 @@ def main(arguments: list[str] | None = None) -> int:
     number = cupy.cuda.Device().id
     card = cupy.cuda.runtime.getDeviceProperties(number)["name"].decode()
     processors = device.attributes(number)["MultiProcessorCount"]
-    wrong = Case(cupy, torch, Setting(131, 5)).wrong_on_cpu()
+    errors = Case(cupy, torch, Setting(131, 5)).wrong_on_cpu()
     rows = []
     for setting in settings(options.most_steps):
         print(setting, file=sys.stderr, flush=True)
         case = Case(cupy, torch, setting)
-        found = measure(case, options.rounds, options.repeats)
-        rows.append(row(setting, found, case.wrong(), processors))
-    here = machine.describe()
-    print(f"# RNN of {UNITS} units on {card}, {machine.headline(here)}\n\n{rows_text(rows)}")
-    missing = {"cuDNN": why} if why else {}
-    print(report.missing_lines(missing), end="")
+        outcome = measure(case, options.rounds, options.repeats)
+        rows.append(row(setting, outcome, case.count_errors(), processors))
+    host = machine.describe()
+    print(f"# RNN of {UNITS} units on {card}, {machine.headline(host)}\n\n{rows_text(rows)}")
+    reasons = {"cuDNN": why} if why else {}
+    print(report.missing_lines(reasons), end="")
     if options.output:
-        report.write_json(options.output, {"machine": here, "card": card, "missing": missing,
-                                           "wrong_on_cpu": wrong, "rows": rows})  # fmt: skip
-    wrong += sum(one["wrong"] for one in rows)
-    if wrong:
-        print(f"{wrong} gradients differ from float64", file=sys.stderr)
-    return 1 if wrong else 0
+        report.write_json(options.output, {"machine": host, "card": card, "missing": reasons,
+                                           "wrong_on_cpu": errors, "rows": rows})  # fmt: skip
+    errors += sum(entry["wrong"] for entry in rows)
+    if errors:
+        print(f"{errors} gradients differ from float64", file=sys.stderr)
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

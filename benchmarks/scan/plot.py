@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.harness.plot import main, pyplot, save
 from benchmarks.scan import crossover as scan_crossover
-from benchmarks.scan.cells import PLACES, UNITS, WHATS, Cell, Found, Times, from_rows, is_by_steps
+from benchmarks.scan.cells import PLACES, UNITS, WHATS, Cell, Outcome, Times, from_rows, is_by_steps
 from benchmarks.scan.worker import OWN, WAYS
 
 COLORS = {"keras": "#8c8c8c", "keras_jit": "#d9a441", "auto": "#7fb6e0", "auto_jit": "#1f6fb4",
@@ -39,30 +39,30 @@ def times_text(ratio: float) -> str:
     return f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:.0f}x"
 
 
-def winner(times: Times, what: str) -> tuple[str, str]:
+def winner(times: Times, phase: str) -> tuple[str, str]:
     """Returns the first of the ways that are nearly the fastest, and the text of its cell."""
     # All of ringar's ways go forward with the same kernel.
-    others = ("serial", "scan", "hybrid") if what == "forward" else ()
-    ways = [way for way in WAYS if way in times.rounds and way not in others]
-    bound = (1 + TIE) * times.seconds(times.best(ways, what), what)
-    won = next(way for way in ways if times.seconds(way, what) <= bound)
-    own = times.best([way for way in ways if way in OWN], what)
-    text = times_text(times.faster(own, "keras_jit", what))
-    if what == "forward" or "scan" not in times.rounds:
+    equal_ways = ("serial", "scan", "hybrid") if phase == "forward" else ()
+    ways = [way for way in WAYS if way in times.rounds and way not in equal_ways]
+    bound = (1 + TIE) * times.seconds(times.best(ways, phase), phase)
+    won = next(way for way in ways if times.seconds(way, phase) <= bound)
+    fastest = times.best([way for way in ways if way in OWN], phase)
+    text = times_text(times.faster(fastest, "keras_jit", phase))
+    if phase == "forward" or "scan" not in times.rounds:
         return won, text
-    return won, f"{text}\nscan {times_text(times.faster('scan', 'keras_jit', what))}"
+    return won, f"{text}\nscan {times_text(times.faster('scan', 'keras_jit', phase))}"
 
 
-def _panel(axes: Any, found: Found, what: str, cells: list[Cell], number: str) -> set[str]:
+def _panel(axes: Any, outcome: Outcome, phase: str, cells: list[Cell], number: str) -> set[str]:
     """Draws one grid and returns the ways that win somewhere."""
     from matplotlib.patches import Rectangle
 
     won = set()
-    for row, place in enumerate(found):
+    for row, place in enumerate(outcome):
         for column, cell in enumerate(cells):
-            if cell not in found[place]:
+            if cell not in outcome[place]:
                 continue
-            way, text = winner(found[place][cell], what)
+            way, text = winner(outcome[place][cell], phase)
             won.add(way)
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=COLORS[way],
                                      edgecolor="white", linewidth=2))  # fmt: skip
@@ -73,17 +73,17 @@ def _panel(axes: Any, found: Found, what: str, cells: list[Cell], number: str) -
             axes.text(column, row + 0.24, second, ha="center", va="center", fontsize=7.5,
                       color=color)  # fmt: skip
     axes.set_xlim(-0.5, len(cells) - 0.5)
-    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_ylim(len(outcome) - 0.5, -0.5)
     labels = [f"{getattr(cell, number):,}" for cell in cells]
     axes.set_xticks(range(len(cells)), labels)
-    axes.set_yticks(range(len(found)), [place.title for place in found])
+    axes.set_yticks(range(len(outcome)), [place.title for place in outcome])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return won
 
 
 def draw(data: dict[str, Any], path: str) -> None:
-    """Writes the picture of who wins.
+    """Writes the picture of the fastest ways.
 
     Raises:
         ValueError: nothing was measured that it could show.
@@ -91,22 +91,22 @@ def draw(data: dict[str, Any], path: str) -> None:
     from matplotlib.patches import Rectangle
 
     all_found = from_rows(data["cells"])
-    found = {place: all_found[place] for place in PLACES.values() if place in all_found}
-    known = {cell for cells in found.values() for cell in cells if cell.units == UNITS}
-    if not known:
+    outcome = {place: all_found[place] for place in PLACES.values() if place in all_found}
+    all_cells = {cell for cells in outcome.values() for cell in cells if cell.units == UNITS}
+    if not all_cells:
         raise ValueError("expected measurements of cells; received none")
-    by_steps = sorted((c for c in known if is_by_steps(c)), key=lambda cell: cell.steps)
-    fixed = max((c.steps for c in known if not is_by_steps(c)), default=by_steps[-1].steps)
-    by_batch = sorted((c for c in known if c.steps == fixed), key=lambda cell: cell.batch)
+    by_steps = sorted((c for c in all_cells if is_by_steps(c)), key=lambda cell: cell.steps)
+    fixed = max((c.steps for c in all_cells if not is_by_steps(c)), default=by_steps[-1].steps)
+    by_batch = sorted((c for c in all_cells if c.steps == fixed), key=lambda cell: cell.batch)
     figure, panels = pyplot().subplots(
-        len(WHATS), 2, figsize=(14.5, 1.6 + len(WHATS) * (0.62 * len(found) + 0.75)),
+        len(WHATS), 2, figsize=(14.5, 1.6 + len(WHATS) * (0.62 * len(outcome) + 0.75)),
         width_ratios=[len(by_steps), len(by_batch)],
     )  # fmt: skip
     won: set[str] = set()
-    for (left, right), what in zip(panels, WHATS, strict=True):
-        won |= _panel(left, found, what, by_steps, "steps")
-        won |= _panel(right, found, what, by_batch, "batch")
-        left.set_title(TITLES[what], loc="left", fontsize=12, fontweight="bold")
+    for (left, right), phase in zip(panels, WHATS, strict=True):
+        won |= _panel(left, outcome, phase, by_steps, "steps")
+        won |= _panel(right, outcome, phase, by_batch, "batch")
+        left.set_title(TITLES[phase], loc="left", fontsize=12, fontweight="bold")
         right.set_yticks([])
     panels[-1][0].set_xlabel(f"steps, {by_steps[0].batch} examples")
     panels[-1][1].set_xlabel(f"examples, {fixed:,} steps")
@@ -129,14 +129,14 @@ def _crossover_panel(axes: Any, costs: scan_crossover.Costs, units: np.ndarray) 
     from matplotlib.colors import LogNorm
 
     lengths = np.unique(np.geomspace(10, 30_000, 160).astype(int))
-    needed = scan_crossover.table(units, lengths, costs)
+    workers = scan_crossover.table(units, lengths, costs)
     axes.set_facecolor("#e6e6e6")
-    colors = axes.pcolormesh(lengths, units, needed, norm=LogNorm(2, 1000), cmap="viridis_r",
+    colors = axes.pcolormesh(lengths, units, workers, norm=LogNorm(2, 1000), cmap="viridis_r",
                              shading="nearest", rasterized=True)  # fmt: skip
-    lines = axes.contour(lengths, units, needed, levels=MARKED, colors="white", linewidths=1)
+    lines = axes.contour(lengths, units, workers, levels=MARKED, colors="white", linewidths=1)
     column = len(lengths) * 7 // 8
-    reached = [(lengths[column], units[np.argmax(needed[:, column] >= mark)]) for mark in MARKED
-               if (needed[:, column] > mark).any()]  # fmt: skip
+    reached = [(lengths[column], units[np.argmax(workers[:, column] >= mark)]) for mark in MARKED
+               if (workers[:, column] > mark).any()]  # fmt: skip
     axes.axhline(UNITS, color="black", linewidth=0.9, linestyle=":")
     axes.set_xscale("log")
     axes.set_yscale("log", base=2)
@@ -148,7 +148,7 @@ def _crossover_panel(axes: Any, costs: scan_crossover.Costs, units: np.ndarray) 
 
 
 def draw_crossover(data: dict[str, Any], path: str) -> None:
-    """Writes the picture of the model; the right half from what was measured, if it was."""
+    """Writes the picture of the model; the right half from measured times, if any."""
     panels = {"By operations: a product is H vectors": scan_crossover.ARITHMETIC}
     seconds = {int(units): (pair[0], pair[1]) for units, pair in data.get("costs", {}).items()}
     if seconds:
@@ -158,11 +158,11 @@ def draw_crossover(data: dict[str, Any], path: str) -> None:
         1, len(panels), figsize=(2 + 5.3 * len(panels), 5), sharey=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
-    for one, (title, costs) in zip(axes[0], panels.items(), strict=True):
-        colors = _crossover_panel(one, costs, units)
-        one.set_title(title, loc="left", fontsize=11)
-        one.text(10.5, 230, f"no number up to {scan_crossover.MOST:,}\nis enough", va="top",
-                 fontsize=9, color="0.35")  # fmt: skip
+    for panel, (title, costs) in zip(axes[0], panels.items(), strict=True):
+        colors = _crossover_panel(panel, costs, units)
+        panel.set_title(title, loc="left", fontsize=11)
+        panel.text(10.5, 230, f"no number up to {scan_crossover.MOST:,}\nis enough", va="top",
+                   fontsize=9, color="0.35")  # fmt: skip
     axes[0][0].text(28_000, UNITS * 1.06, "H = 20, as in the paper", ha="right", fontsize=8.5)
     axes[0][0].set_ylabel("H, units")
     bar = figure.colorbar(colors, ax=axes[0], label="workers needed for each chain", extend="max")

@@ -9,7 +9,7 @@ from benchmarks.harness import report
 from benchmarks.harness.targets import Target
 from benchmarks.scan import counts as scan_counts
 from benchmarks.scan import crossover as scan_crossover
-from benchmarks.scan.cells import CENTER, ONE, SMALL, UNITS, WHATS, Cell, Found, Place, Times
+from benchmarks.scan.cells import CENTER, ONE, SMALL, UNITS, WHATS, Cell, Outcome, Place, Times
 from benchmarks.scan.worker import OWN, WAYS
 
 KERAS = ("keras", "keras_jit")
@@ -33,18 +33,21 @@ def spread(seconds: list[float], middle: float) -> str:
     return f"{1e3 * middle:.3g} [{1e3 * least:.3g}, {1e3 * most:.3g}]"
 
 
-def times_text(cells: Mapping[Cell, Times], what: str) -> str:
+def times_text(cells: Mapping[Cell, Times], phase: str) -> str:
     """Returns a table with a row per cell and a column per way."""
     ways = known_ways(cells)
-    headers = [f"{what}, ms", *(WAYS[way].title for way in ways)]
+    headers = [f"{phase}, ms", *(WAYS[way].title for way in ways)]
     rows = []
     for cell, times in cells.items():
-        row = [str(cell), *(spread(times.of(way, what), times.seconds(way, what)) for way in ways)]
-        if what == "backward":
+        row = [
+            str(cell),
+            *(spread(times.of(way, phase), times.seconds(way, phase)) for way in ways),
+        ]
+        if phase == "backward":
             making = times.jacobians
             row.append(spread(making, sorted(making)[len(making) // 2]) if making else "-")
         rows.append(row)
-    return report.table(headers + (["Jacobians"] if what == "backward" else []), rows)
+    return report.table(headers + (["Jacobians"] if phase == "backward" else []), rows)
 
 
 def large_text(cells: Mapping[Cell, Times]) -> str:
@@ -80,9 +83,9 @@ def predictions(
 
 def prediction_text(cells: Mapping[Cell, Times]) -> str:
     """Returns the table of the scan's operations beside its time."""
-    rates, found = predictions(cells)
+    rates, pairs = predictions(cells)
     rows = []
-    for cell, (predicted, seconds) in found.items():
+    for cell, (predicted, seconds) in pairs.items():
         counts = scan_counts.count(cell.steps)
         rows.append([
             str(cell), counts.products, counts.applies, counts.jacobians,
@@ -102,49 +105,49 @@ def prediction_text(cells: Mapping[Cell, Times]) -> str:
 def crossover_text(costs: Mapping[int, tuple[float, float]]) -> str:
     """Returns the workers that a scan needs to beat the chain, by arithmetic and as measured."""
     lengths = scan_crossover.LENGTHS
-    both = {"by operations": scan_crossover.ARITHMETIC}
+    cost_models = {"by operations": scan_crossover.ARITHMETIC}
     if costs:
-        both["with the times of this machine"] = scan_crossover.measured(costs)
+        cost_models["with the times of this machine"] = scan_crossover.measured(costs)
     tables = []
-    for title, of in both.items():
+    for title, of in cost_models.items():
         rows = []
         for units in TABLE_UNITS:
-            needed = [scan_crossover.workers_needed(units, n, of) for n in lengths]
-            texts = ["-" if p is None else str(p) for p in needed]
+            workers = [scan_crossover.workers_needed(units, n, of) for n in lengths]
+            texts = ["-" if p is None else str(p) for p in workers]
             rows.append([f"H = {units}", f"{of.ratio(units):.3g}", *texts])
         headers = [f"workers needed {title}", "R", *(f"n = {n}" for n in lengths)]
         tables.append(report.table(headers, rows))
     return "\n\n".join(tables)
 
 
-def text(found: Found, costs: Mapping[int, tuple[float, float]]) -> str:
+def text(outcome: Outcome, costs: Mapping[int, tuple[float, float]]) -> str:
     """Returns all tables; times are medians of the rounds, least and greatest in brackets."""
     parts = []
-    for place, cells in found.items():
+    for place, cells in outcome.items():
         parts.append(f"## {place.title}")
-        parts += [times_text(on_grid(cells), what) for what in WHATS]
-    alone = found.get(ONE, {})
-    if any(cell.units in SMALL for cell in alone):
-        parts += ["## Few units", small_text(alone)]
-    if any(cell.units > UNITS for cell in alone):
-        parts += ["## Many units", large_text(alone)]
-    if on_grid(alone) and "scan" in known_ways(on_grid(alone)):
-        parts += ["## The scan and its operations", prediction_text(alone)]
+        parts += [times_text(on_grid(cells), phase) for phase in WHATS]
+    cells_of_one = outcome.get(ONE, {})
+    if any(cell.units in SMALL for cell in cells_of_one):
+        parts += ["## Few units", small_text(cells_of_one)]
+    if any(cell.units > UNITS for cell in cells_of_one):
+        parts += ["## Many units", large_text(cells_of_one)]
+    if on_grid(cells_of_one) and "scan" in known_ways(on_grid(cells_of_one)):
+        parts += ["## The scan and its operations", prediction_text(cells_of_one)]
     if costs:
         parts += ["## When a scan pays", crossover_text(costs)]
     return "\n\n".join(parts) + "\n"
 
 
-def targets(found: Found) -> list[Target]:
+def targets(outcome: Outcome) -> list[Target]:
     """Returns all targets, those without measurements included; most are of one thread."""
-    cells = found.get(ONE, {})
+    cells = outcome.get(ONE, {})
     center = cells.get(CENTER)
 
-    def best(what: str, keras: str) -> Target:
-        bounds = {"step": (8, 1.5), "backward": (8, 2)}[what]
-        own = center.best(OWN, what) if center else "auto"
-        figure = center.faster(own, keras, what) if center else math.nan
-        title = f"{what}, {CENTER}, by {WAYS[own].title}, over {WAYS[keras].title}"
+    def best(phase: str, keras: str) -> Target:
+        bounds = {"step": (8, 1.5), "backward": (8, 2)}[phase]
+        fastest = center.best(OWN, phase) if center else "auto"
+        figure = center.faster(fastest, keras, phase) if center else math.nan
+        title = f"{phase}, {CENTER}, by {WAYS[fastest].title}, over {WAYS[keras].title}"
         return Target(title, bounds[KERAS.index(keras)], "x", [figure])
 
     pairs = predictions(cells)[1].values() if center else []
@@ -152,9 +155,11 @@ def targets(found: Found) -> list[Target]:
     small = {cell: times.faster("scan", "keras", "backward") for cell, times in cells.items()
              if cell.units in SMALL}  # fmt: skip
     weakest = min(small, key=lambda cell: small[cell], default=CENTER)
-    automatic = [least_automatic(place, cells) for place, cells in found.items() if CENTER in cells]
+    automatic = [
+        least_automatic(place, cells) for place, cells in outcome.items() if CENTER in cells
+    ]
     return [
-        *(best(what, keras) for what in ("step", "backward") for keras in KERAS),
+        *(best(phase, keras) for phase in ("step", "backward") for keras in KERAS),
         *(automatic or [Target("automatic choice", 1, "x", [math.nan])]),
         Target("scan's time and its operations, greatest ratio of the grid", 2, "x",
              [max(misses, default=math.nan)], at_most=True),
@@ -163,14 +168,16 @@ def targets(found: Found) -> list[Target]:
     ]  # fmt: skip
 
 
-def lstm_targets(found: Found) -> list[Target]:
+def lstm_targets(outcome: Outcome) -> list[Target]:
     """Returns the targets of an LSTM; the first two are of one thread."""
-    cells = found.get(ONE, {})
+    cells = outcome.get(ONE, {})
     center = cells[CENTER].faster(AUTOMATIC, KERAS[0], "step") if CENTER in cells else math.nan
     large = {cell: times.faster(AUTOMATIC, KERAS[0], "step") for cell, times in cells.items()
              if cell.units > UNITS}  # fmt: skip
     weakest = min(large, key=lambda cell: large[cell], default=None)
-    automatic = [least_automatic(place, cells) for place, cells in found.items() if CENTER in cells]
+    automatic = [
+        least_automatic(place, cells) for place, cells in outcome.items() if CENTER in cells
+    ]
     return [
         Target(f"step, {CENTER}, over Keras' tf.function", 3, "x", [center]),
         Target(f"step, many units, over Keras' tf.function (least, at {weakest})", 1, "x",
@@ -189,6 +196,6 @@ def least_automatic(place: Place, cells: Mapping[Cell, Times]) -> Target:
         where = min(ratios, key=lambda cell: ratios[cell])
         figures.append(ratios[where])
         wheres.append(str(where))
-    what = f"step by the automatic choice, {place.title}, over Keras' tf.function (least, at "
-    what += f"{wheres[0]}) and jit_compile (at {wheres[1]})"
-    return Target(what, 1, "x", figures)
+    title = f"step by the automatic choice, {place.title}, over Keras' tf.function (least, at "
+    title += f"{wheres[0]}) and jit_compile (at {wheres[1]})"
+    return Target(title, 1, "x", figures)

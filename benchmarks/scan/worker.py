@@ -89,8 +89,8 @@ class Job:
         keras.utils.set_random_seed(1)
         self.cell, part = cell, cell.batch // self.ranks
         x, y = bits.bits(cell.batch, cell.steps, seed=7)
-        own = slice(self.rank * part, (self.rank + 1) * part)
-        self.x, self.y = tf.constant(x[own]), tf.constant(y[own])
+        share = slice(self.rank * part, (self.rank + 1) * part)
+        self.x, self.y = tf.constant(x[share]), tf.constant(y[share])
         begin, end = (place * cell.steps // self.ranks for place in (self.rank, self.rank + 1))
         self.shard, self.all_y = tf.constant(x[:, begin:end]), tf.constant(y)
         self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -203,7 +203,7 @@ class Job:
                 loss = tf.reduce_sum(layer(x) * factors)
             return tape.gradient(loss, [x, *variables])
 
-        return [np.asarray(one, np.float64) for one in derivatives(self.x)]
+        return [np.asarray(tensor, np.float64) for tensor in derivatives(self.x)]
 
     def seconds(self, function: Callable[[], list[Any]]) -> float:
         """Returns the seconds of one call, until its result is there."""
@@ -226,8 +226,8 @@ class Job:
 
 def difference(results: list[np.ndarray], expected: list[np.ndarray]) -> str:
     """Returns which result differs too much, or an empty string."""
-    for number, (mine, theirs) in enumerate(zip(results, expected, strict=False)):
-        off = np.linalg.norm(mine - theirs) / np.linalg.norm(theirs)
+    for number, (result, reference) in enumerate(zip(results, expected, strict=False)):
+        off = np.linalg.norm(result - reference) / np.linalg.norm(reference)
         if not off <= TOLERANCE:  # so written, NaN is wrong, too
             return f"{'loss' if number == 0 else f'gradient {number}'} is off by {off:.2g}"
     return ""
@@ -235,8 +235,8 @@ def difference(results: list[np.ndarray], expected: list[np.ndarray]) -> str:
 
 def check(job: Job, cases: dict[str, Case], fault: str | None) -> tuple[dict[str, str], Any]:
     """Returns wrong results by way, and the norms of the reference."""
-    whole, wrong = job.results(cases[REFERENCE]), {}
-    expected = whole + job.every_step(WAYS[REFERENCE])
+    reference, faults = job.results(cases[REFERENCE]), {}
+    expected = reference + job.every_step(WAYS[REFERENCE])
     for name, case in cases.items():
         if name == REFERENCE:
             continue
@@ -246,15 +246,15 @@ def check(job: Job, cases: dict[str, Case], fault: str | None) -> tuple[dict[str
         if name == fault:
             results = [1.01 * result for result in results]
         if problem := difference(results, expected):
-            wrong[name] = problem
-    return wrong, [float(np.linalg.norm(result)) for result in whole]
+            faults[name] = problem
+    return faults, [float(np.linalg.norm(result)) for result in reference]
 
 
 def measure(cell: Cell, options: Options) -> Report:
     """Measures a cell by all ways."""
     job, budget = Job(cell, options), options["budget"]
     cases = {name: job.case(way) for name, way in ways(job.ranks, job.kind).items()}
-    wrong, norms = check(job, cases, options["fault"])
+    faults, norms = check(job, cases, options["fault"])
     calls = {name: job.calls([case.forward, case.step], budget) for name, case in cases.items()}
     make = job.jacobians(cases["scan"]) if "scan" in cases else None
     makings = job.calls([make], budget) if make else 0
@@ -265,7 +265,7 @@ def measure(cell: Cell, options: Options) -> Report:
             rounds[name].append(job.turn(case, calls[name]))
         if make:
             jacobians.append(median(job.seconds(make) for _ in range(makings)))
-    return {"rounds": rounds, "jacobians": jacobians, "wrong": wrong, "norms": norms}
+    return {"rounds": rounds, "jacobians": jacobians, "wrong": faults, "norms": norms}
 
 
 def costs(units: int, threads: int) -> tuple[float, float]:
@@ -281,8 +281,8 @@ def costs(units: int, threads: int) -> tuple[float, float]:
     long = min(max((1 << 20) // (4 * units * units), 16), 4096)
     random = np.random.default_rng(3)
     all_matrices = random.normal(size=(long, 1, units, units), scale=units**-0.5)
-    whole, options = tf.constant(all_matrices, tf.float32), chain.Options(62, threads)
-    part, vector = whole[: long // 4], tf.ones([1, units])
+    matrices, options = tf.constant(all_matrices, tf.float32), chain.Options(62, threads)
+    part, vector = matrices[: long // 4], tf.ones([1, units])
 
     def fastest(function: Callable[[], Any]) -> float:
         times = []
@@ -293,8 +293,8 @@ def costs(units: int, threads: int) -> tuple[float, float]:
         return min(times[2:])
 
     def per_matrix(function: Callable[[Any], Any]) -> float:
-        more = fastest(lambda: function(whole)) - fastest(lambda: function(part))
-        return max(more, 1e-9) / (long - long // 4)
+        gap = fastest(lambda: function(matrices)) - fastest(lambda: function(part))
+        return max(gap, 1e-9) / (long - long // 4)
 
     product = per_matrix(lambda m: chain.reduce_chain(m, None, adjoint=True, options=options))
     apply = per_matrix(lambda m: chain.scan(m, vector, adjoint=True, levels=0, threads=threads))

@@ -35,21 +35,21 @@ def rows(schedulers: dict[str, Any]) -> list[Row]:
     return [
         {
             "scheduler": name,
-            "rounds": one["rounds"] if math.isfinite(one["rounds"]) else None,
-            "seconds": one["seconds"] if math.isfinite(one["rounds"]) else None,
-            "done": one["curve"][-1][0],
-            "rises": one["rises"],
-            "wrong": int(name in CHECKED and one["rises"] > 0),
-            "curve": [(done, objective) for done, _, objective in one["curve"]],
+            "rounds": figures["rounds"] if math.isfinite(figures["rounds"]) else None,
+            "seconds": figures["seconds"] if math.isfinite(figures["rounds"]) else None,
+            "done": figures["curve"][-1][0],
+            "rises": figures["rises"],
+            "wrong": int(name in CHECKED and figures["rises"] > 0),
+            "curve": [(done, objective) for done, _, objective in figures["curve"]],
         }
-        for name, one in schedulers.items()
+        for name, figures in schedulers.items()
     ]
 
 
-def table_text(found: list[Row]) -> str:
+def table_text(table: list[Row]) -> str:
     """Returns the table of all schedulers."""
     lines = []
-    for row in found:
+    for row in table:
         reached = row["rounds"] is not None
         lines.append([
             row["scheduler"],
@@ -62,55 +62,55 @@ def table_text(found: list[Row]) -> str:
     return report.table(headers, lines)
 
 
-def targets(found: list[Row]) -> list[Target]:
+def targets(table: list[Row]) -> list[Target]:
     """Returns the target, without a measurement if a scheduler did not reach the objective."""
-    by_name = {row["scheduler"]: row["rounds"] for row in found}
+    by_name = {row["scheduler"]: row["rounds"] for row in table}
     dynamic, other = by_name.get("dynamic"), by_name.get("round robin")
     ratio = other / dynamic if dynamic and other else math.nan
     return [Target("rounds to the same objective, round robin over dynamic", 3, "x", [ratio])]
 
 
 def parser() -> argparse.ArgumentParser:
-    made = command.parser("benchmarks.scheduled", __doc__)
-    add = made.add_argument
+    cli = command.parser("benchmarks.scheduled", __doc__)
+    add = cli.add_argument
     add("--rows", type=int, default=400, help="(default %(default)s)")
     add("--columns", type=int, default=10_000, help="(default %(default)s)")
     add("--ranks", type=int, default=2, help="(default %(default)s)")
     add("--cut", choices=["rows", "columns"], default="rows", help="(default %(default)s)")
     add("--share", type=float, default=1e-3, help="of the optimum (default %(default)s)")
     add("--limit", type=int, default=6_000, help="the most rounds (default %(default)s)")
-    return made
+    return cli
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     job = {key: getattr(options, key) for key in ("rows", "columns", "cut", "share", "limit")}
     names = [*CHECKED, *UNCHECKED]
-    found: list[Row] = []
-    missing: dict[str, str] = {}
+    table: list[Row] = []
+    reasons: dict[str, str] = {}
     try:
         reports = run_worker(
             "benchmarks.scheduled.worker", {**job, "names": names}, options.ranks, deadline=LIMIT
         )
-        found = rows(reports[0]["schedulers"])
+        table = rows(reports[0]["schedulers"])
     except JobFailedError as error:
-        missing["Lasso"] = str(error)
-    here = machine.describe()
+        reasons["Lasso"] = str(error)
+    host = machine.describe()
     title = f"Lasso, {options.rows} x {options.columns:,}, cut by {options.cut}"
-    print(f"# {title}, {options.ranks} ranks, {machine.headline(here)}\n")
-    print(table_text(found) + "\n")
-    print(bounds.table(targets(found)))
-    print(report.missing_lines(missing), end="")
-    tried = {"columns": [options.columns], "names": names}
-    data = {"tried": tried, "missing": missing, "job": job, "ranks": options.ranks}
-    short = [{key: value for key, value in row.items() if key != "curve"} for row in found]
-    results.record("scheduled", here, {**data, "rows": short})
+    print(f"# {title}, {options.ranks} ranks, {machine.headline(host)}\n")
+    print(table_text(table) + "\n")
+    print(bounds.table(targets(table)))
+    print(report.missing_lines(reasons), end="")
+    scope = {"columns": [options.columns], "names": names}
+    data = {"tried": scope, "missing": reasons, "job": job, "ranks": options.ranks}
+    short = [{key: value for key, value in row.items() if key != "curve"} for row in table]
+    results.record("scheduled", host, {**data, "rows": short})
     if options.output:
-        report.write_json(options.output, {"machine": here, **data, "rows": found})
-    wrong = sum(row["wrong"] for row in found)
-    if wrong:
-        print(f"{wrong} schedulers that check dependencies raised the objective", file=sys.stderr)
-    return 1 if wrong or missing else 0
+        report.write_json(options.output, {"machine": host, **data, "rows": table})
+    errors = sum(row["wrong"] for row in table)
+    if errors:
+        print(f"{errors} schedulers that check dependencies raised the objective", file=sys.stderr)
+    return 1 if errors or reasons else 0
 
 
 if __name__ == "__main__":

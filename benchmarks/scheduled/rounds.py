@@ -47,7 +47,7 @@ class Reached:
 
 
 def schedulers(picks: int = PICKS) -> dict[str, Scheduler]:
-    """Returns what is compared."""
+    """Returns the schedulers to compare, by name."""
     return {
         "dynamic": Dynamic(picks, rho=RHO),
         "round robin": RoundRobin(picks, rho=RHO),
@@ -70,31 +70,31 @@ def fit(
     x, y = data
     rank, size = ringar.rank(), ringar.size()
     alpha = PART_OF_STEEPEST * steepest(x, y)
-    own = np.array_split(x, size, axis=0 if cut == "rows" else 1)[rank]
+    block = np.array_split(x, size, axis=0 if cut == "rows" else 1)[rank]
     targets = np.array_split(y, size)[rank] if cut == "rows" else y
-    found, start = Reached(), 0.0
+    outcome, start = Reached(), 0.0
 
     def note(progress: Progress) -> bool:
         nonlocal start
         start = start or time.perf_counter()
         seconds = time.perf_counter() - start
-        if found.curve and progress.objective > found.curve[-1][2] * (1 + 1e-12):
-            found.rises += 1
-        found.curve.append((progress.round, seconds, progress.objective))
+        if outcome.curve and progress.objective > outcome.curve[-1][2] * (1 + 1e-12):
+            outcome.rises += 1
+        outcome.curve.append((progress.round, seconds, progress.objective))
         if progress.objective <= target:
-            found.rounds, found.seconds = progress.round, seconds
+            outcome.rounds, outcome.seconds = progress.round, seconds
         return progress.objective <= target
 
-    every = EVERY if tolerance is None else max(EVERY, x.shape[1] // scheduler.picks)
+    period = EVERY if tolerance is None else max(EVERY, x.shape[1] // scheduler.picks)
     model = Lasso(
-        alpha, cut=cut, scheduler=scheduler, rounds=limit, every=every, tolerance=tolerance
+        alpha, cut=cut, scheduler=scheduler, rounds=limit, every=period, tolerance=tolerance
     )
     try:
-        model.fit(own, targets, callbacks=[note])
-        found.gap = model.dual_gap_ / model.objectives_[-1]
+        model.fit(block, targets, callbacks=[note])
+        outcome.gap = model.dual_gap_ / model.objectives_[-1]
     except FloatingPointError:
         pass  # that is what unchecked updates may do, and the curve shows it
-    return found
+    return outcome
 
 
 def to_reach(

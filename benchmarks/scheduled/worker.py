@@ -14,11 +14,11 @@ def main() -> None:
 
     ringar.init(deadline=240)
     data = designs.correlated(options["rows"], options["columns"])
-    found = rounds.to_reach(
+    outcomes = rounds.to_reach(
         data, share=options["share"], limit=options["limit"], cut=options["cut"],
         names=tuple(options["names"]),
     )  # fmt: skip
-    report = {name: dataclasses.asdict(one) for name, one in found.items()}
+    report = {name: dataclasses.asdict(outcome) for name, outcome in outcomes.items()}
     write_report(options, ringar.rank(), {"schedulers": report})
     ringar.shutdown()
 

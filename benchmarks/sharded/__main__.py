@@ -56,10 +56,10 @@ def memory_row(shard: str | None, ranks: int, reports: Reports) -> Row:
         "shard": shard or "none",
         "ranks": ranks,
         "weights": weights,
-        "held": max(one["held"] for one in reports),
+        "held": max(r["held"] for r in reports),
         "expected": weights / (ranks if shard == "weights" else 1) + slots,
-        "peak": max(one["peak"] for one in reports),
-        "losses": [one["losses"] for one in reports],
+        "peak": max(r["peak"] for r in reports),
+        "losses": [r["losses"] for r in reports],
     }
 
 
@@ -67,7 +67,7 @@ def time_rows(model: str, ranks: int, reports: Reports) -> list[Row]:
     """Returns a row for each way to train."""
 
     def of_rounds(name: str) -> list[list[float]]:
-        rounds = zip(*(one["seconds"][name] for one in reports), strict=True)
+        rounds = zip(*(r["seconds"][name] for r in reports), strict=True)
         return [slowest(of_ranks) for of_ranks in rounds]
 
     plain, rows = Series(of_rounds("none")), []
@@ -77,8 +77,8 @@ def time_rows(model: str, ranks: int, reports: Reports) -> list[Row]:
         rows.append({
             "model": model, "ranks": ranks, "shard": name, **series.summary(),
             "times": median(ratios),
-            "bytes": max(one["bytes"][name] for one in reports),
-            "losses": [one["losses"][name] for one in reports],
+            "bytes": max(r["bytes"][name] for r in reports),
+            "losses": [r["losses"][name] for r in reports],
         })  # fmt: skip
     return rows
 
@@ -87,10 +87,10 @@ def wrong_losses(rows: list[Row]) -> int:
     """Counts losses that are not those without shards, which the first row has."""
     count = 0
     for row in rows[1:]:
-        for mine, its in zip(row["losses"], rows[0]["losses"], strict=True):
+        for losses, reference in zip(row["losses"], rows[0]["losses"], strict=True):
             # So written, NaN is wrong, too.
             count += sum(not abs(a - b) <= TOLERANCE * abs(b)
-                         for a, b in zip(mine, its, strict=True))  # fmt: skip
+                         for a, b in zip(losses, reference, strict=True))  # fmt: skip
     return count
 
 
@@ -116,28 +116,28 @@ def time_text(rows: list[Row]) -> str:
 
 
 def targets(memory: list[Row], times: list[Row]) -> list[Target]:
-    """Returns the targets of what was measured."""
+    """Returns the targets of the measured rows."""
     cut = [row for row in memory if row["shard"] != "none"]
-    found = []
+    goals = []
     if cut:
         off = [abs(row["held"] / row["expected"] - 1) for row in cut]
-        found.append(
+        goals.append(
             Target("weights and slots: off the formula by", MOST_OFF, "", off, at_most=True)
         )
     for model in dict.fromkeys(row["model"] for row in times):
-        its = {row["shard"]: row for row in times if row["model"] == model}
+        by_shard = {row["shard"]: row for row in times if row["model"] == model}
         for way in MOST_TIME:
-            row = its[way]
-            found += [
+            row = by_shard[way]
+            goals += [
                 Target(f"{model}, {way}: step over no shards", MOST_TIME[way], "x",
                        [row["times"]], at_most=True),
                 Target(f"{model}, {way}: bytes over an allreduce", MOST_BYTES[way], "x",
-                       [row["bytes"] / its["none"]["bytes"]], at_most=True),
+                       [row["bytes"] / by_shard["none"]["bytes"]], at_most=True),
             ]  # fmt: skip
-    return found
+    return goals
 
 
-def measure_memory(options: argparse.Namespace, ranks: int, missing: dict[str, str]) -> list[Row]:
+def measure_memory(options: argparse.Namespace, ranks: int, reasons: dict[str, str]) -> list[Row]:
     rows: list[Row] = []
     for shard in (*WAYS, OFFLOADED):
         title = f"memory, shard={shard}, {ranks} ranks"
@@ -150,13 +150,13 @@ def measure_memory(options: argparse.Namespace, ranks: int, missing: dict[str, s
                 env=SYSTEM_ALLOCATOR if options.allocator == "system" else None,
             )  # fmt: skip
         except JobFailedError as error:
-            missing[title] = str(error)
+            reasons[title] = str(error)
         else:
             rows.append(memory_row(shard, ranks, reports))
     return rows
 
 
-def measure_times(options: argparse.Namespace, model: str, missing: dict[str, str]) -> list[Row]:
+def measure_times(options: argparse.Namespace, model: str, reasons: dict[str, str]) -> list[Row]:
     print(f"time, {model}", file=sys.stderr, flush=True)
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     job = {"task": "time", "model": model, "ranks": 2, "threads": threads,
@@ -164,16 +164,16 @@ def measure_times(options: argparse.Namespace, model: str, missing: dict[str, st
     try:
         reports = run_worker("benchmarks.sharded.worker", job, 2, deadline=LIMIT)
     except JobFailedError as error:
-        missing[f"time, {model}"] = str(error)
+        reasons[f"time, {model}"] = str(error)
         return []
     return time_rows(model, 2, reports)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    known = command.parser(
+    cli = command.parser(
         "benchmarks.sharded", __doc__, "writes OUTPUT.json, for benchmarks.sharded.plot"
     )
-    add = known.add_argument
+    add = cli.add_argument
     add("--only", choices=("memory", "time"), help="(default: both)")
     add("--ranks", default="2,4", help="of the memory (default %(default)s)")
     add("--layers", type=int, default=24, help="of the memory (default %(default)s)")
@@ -183,43 +183,43 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--models", default="alexnet,transformer", help="(default %(default)s)")
     add("--steps", type=int, default=4, help="timed steps of a turn (default %(default)s)")
     add("--rounds", type=int, default=5, help="turns of each way (default %(default)s)")
-    options = known.parse_args(arguments)
+    options = cli.parse_args(arguments)
     options.ranks = [int(text) for text in options.ranks.split(",")]
     options.models = options.models.split(",")
-    if unknown := sorted(set(options.models) - set(MODELS)):
-        known.error(f"--models: {', '.join(unknown)}: known are {', '.join(MODELS)}")
+    if unknown_names := sorted(set(options.models) - set(MODELS)):
+        cli.error(f"--models: {', '.join(unknown_names)}: known are {', '.join(MODELS)}")
     return options
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options, missing = parse(arguments), dict[str, str]()
+    options, reasons = parse(arguments), dict[str, str]()
     memory: list[Row] = []
     times: list[Row] = []
-    wrong = 0
+    errors = 0
     for ranks in options.ranks if options.only != "time" else ():
-        rows = measure_memory(options, ranks, missing)
-        wrong += wrong_losses(rows)
+        rows = measure_memory(options, ranks, reasons)
+        errors += wrong_losses(rows)
         memory += rows
     for model in options.models if options.only != "memory" else ():
-        rows = measure_times(options, model, missing)
-        wrong += wrong_losses(rows)
+        rows = measure_times(options, model, reasons)
+        errors += wrong_losses(rows)
         times += rows
-    here = machine.describe()
-    print(f"# Sharded training with Adam, {machine.headline(here)}\n")
+    host = machine.describe()
+    print(f"# Sharded training with Adam, {machine.headline(host)}\n")
     for text, rows in ((memory_text, memory), (time_text, times)):
         if rows:
             print(text(rows) + "\n")
     print(bounds.table(targets(memory, times)))
-    print(report.missing_lines(missing), end="")
+    print(report.missing_lines(reasons), end="")
     data = {
         "tried": {"ranks": options.ranks, "models": options.models},
-        "missing": missing,
+        "missing": reasons,
         "rows": [*memory, *times],
     }
-    results.keep("sharded", here, data, options.output)
-    if wrong:
-        print(f"{wrong} losses are not those without shards", file=sys.stderr)
-    return 1 if wrong or missing else 0
+    results.keep("sharded", host, data, options.output)
+    if errors:
+        print(f"{errors} losses are not those without shards", file=sys.stderr)
+    return 1 if errors or reasons else 0
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ def held_by_formula(shard: str, ranks: int) -> float:
     return (4 / ranks if shard == "weights" else 4) + 8 / ranks
 
 
-def per_parameter(shard: str, ranks: int, held: float) -> float:
+def per_parameter(shard: str, ranks: int, memory: float) -> float:
     """Returns the bytes of weights, gradients and slots per parameter."""
-    return (4 / ranks if shard in ("gradients", "weights") else 4) + held
+    return (4 / ranks if shard in ("gradients", "weights") else 4) + memory
 
 
 def draw(data: dict[str, Any], path: str) -> None:

@@ -26,7 +26,7 @@ OFFLOADED = "gradients, disk"
 Options = dict[str, Any]
 
 
-def wide(layers: int, width: int) -> Any:
+def dense_layers(layers: int, width: int) -> Any:
     """Builds dense layers of `width` squared weights each."""
     import keras
 
@@ -67,7 +67,7 @@ def trainer(make: Callable[[], Any], shard: Any, examples: int, offload: Any = N
     model = make()
     adam = keras.optimizers.Adam(1e-4)
     optimizer = ringar.DistributedOptimizer(adam, shard=shard, offload=offload)
-    x, y = (tf.constant(one) for one in models.data_for(model, examples))
+    x, y = (tf.constant(array) for array in models.data_for(model, examples))
 
     @tf.function(autograph=False)
     def step() -> Any:
@@ -92,12 +92,15 @@ def memory(options: Options) -> dict[str, Any]:
     tf.matmul(*[tf.ones((512, 512))] * 2)  # threads and arenas are no memory of the model
     before = now_bytes()
     model, optimizer, step = trainer(
-        lambda: wide(options["layers"], options["width"]), shard, options["examples"], offload
+        lambda: dense_layers(options["layers"], options["width"]),
+        shard,
+        options["examples"],
+        offload,
     )
     weights = sum(4 * int(np.prod(w.shape)) for w in model.weights)
     optimizer.build(model.trainable_variables)
-    ctypes.CDLL(None).malloc_trim(0)  # what was given back, such as whole weights, counts no more
-    held = now_bytes() - before
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory, as of whole weights, does not count
+    usage = now_bytes() - before
     losses = [float(step()) for _ in range(2)]
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
@@ -105,7 +108,7 @@ def memory(options: Options) -> dict[str, Any]:
     losses.append(float(step()))
     with open("/proc/self/status") as file:
         peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
-    return {"weights": weights, "held": held, "peak": peak - before, "losses": losses}
+    return {"weights": weights, "held": usage, "peak": peak - before, "losses": losses}
 
 
 def timing(options: Options) -> dict[str, Any]:
@@ -119,21 +122,21 @@ def timing(options: Options) -> dict[str, Any]:
         optimizer.build(model.trainable_variables)
     losses: dict[str, list[float]] = {name: [] for name in steps}
     seconds: dict[str, list[list[float]]] = {name: [] for name in steps}
-    sent = {}
+    volumes = {}
     for name, step in steps.items():
         losses[name] = [float(step()) for _ in range(WARM_STEPS)]
         ringar.reset_stats()
         losses[name].append(float(step()))
-        sent[name] = sum(one.bytes for one in ringar.stats("collective").values())
+        volumes[name] = sum(traffic.bytes for traffic in ringar.stats("collective").values())
     for _ in range(options["rounds"]):
         for name, step in steps.items():
-            taken = []
+            times = []
             for _ in range(options["steps"]):
                 begin = time.perf_counter()
                 step()
-                taken.append(time.perf_counter() - begin)
-            seconds[name].append(taken)
-    return {"seconds": seconds, "bytes": sent, "losses": losses}
+                times.append(time.perf_counter() - begin)
+            seconds[name].append(times)
+    return {"seconds": seconds, "bytes": volumes, "losses": losses}
 
 
 def main() -> None:

@@ -51,15 +51,15 @@ def positive(text: str) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
-    found = command.parser("benchmarks.simulate", __doc__, "writes OUTPUT.json and OUTPUT.png")
-    add = found.add_argument
+    cli = command.parser("benchmarks.simulate", __doc__, "writes OUTPUT.json and OUTPUT.png")
+    add = cli.add_argument
     add("--models", default=",".join(NETWORKS), help="default %(default)s, on the GPUs published")
     add("--parameters", type=positive, help="instead: trainable parameters of your model")
     add("--step", type=positive, help="and seconds of its step on one rank")
     add("--ranks", default=RANKS, help="default %(default)s")
     add("--ranks-per-host", type=int, default=published.RANKS_PER_HOST, help="default %(default)s")
     add("--algorithms", default=",".join(cost_model.ALGORITHMS[1:]), help="default %(default)s")
-    network = found.add_argument_group("network and hosts")
+    network = cli.add_argument_group("network and hosts")
     add = network.add_argument
     default = published.parameters()
     add("--cost-model", help="reads the rest of these from a file, as RINGAR_COST_MODEL does")
@@ -71,15 +71,15 @@ def parser() -> argparse.ArgumentParser:
     add("--local-latency", type=positive, default=default.local_latency, help="s, within a host")
     add("--local-bandwidth", type=positive, default=default.local_bandwidth,
         help="bytes/s copied by a rank within a host")  # fmt: skip
-    overlap = found.add_argument_group("overlap with the backward pass")
+    overlap = cli.add_argument_group("overlap with the backward pass")
     add = overlap.add_argument
     add("--bucket", type=parse_size, help="as in 8M; default: by the hosts and the network")
     add("--first-bucket", type=parse_size, default=DEFAULT_FIRST_BUCKET_BYTES, help="1M")
     add("--no-overlap", action="store_true", help="buckets leave after the backward pass")
     add("--contention", type=float, default=published.CONTENTION,
         help="part of its speed that computing loses meanwhile (default %(default)s)")  # fmt: skip
-    found.add_argument("--check", metavar="FILE", help="compares with measured times, nothing else")
-    return found
+    cli.add_argument("--check", metavar="FILE", help="compares with measured times, nothing else")
+    return cli
 
 
 def network_of(options: argparse.Namespace) -> Parameters:
@@ -109,17 +109,19 @@ def workloads(options: argparse.Namespace) -> dict[str, Workload]:
         name = f"{options.parameters / 1e6:.4g} M parameters"
         models = {name: Workload(uniform(int(options.parameters)), options.step)}
     else:
-        if unknown := set(options.models.split(",")) - set(NETWORKS):
-            raise ValueError(f"--models: expected {', '.join(NETWORKS)}, received {unknown}")
+        if unknown_names := set(options.models.split(",")) - set(NETWORKS):
+            raise ValueError(f"--models: expected {', '.join(NETWORKS)}, received {unknown_names}")
         models = {name: published.workload(name) for name in options.models.split(",")}
         if options.step:
-            models = {name: replace(one, seconds=options.step) for name, one in models.items()}
+            models = {
+                name: replace(workload, seconds=options.step) for name, workload in models.items()
+            }
     return {
-        name: replace(one, bucket=options.bucket, overlap=not options.no_overlap,
+        name: replace(workload, bucket=options.bucket, overlap=not options.no_overlap,
                       first_bucket=min(options.bucket or options.first_bucket,
                                        options.first_bucket),
                       contention=options.contention)
-        for name, one in models.items()
+        for name, workload in models.items()
     }  # fmt: skip
 
 
@@ -127,22 +129,22 @@ def rows(
     models: dict[str, Workload], network: Parameters, ranks: list[int], local: int, names: list[str]
 ) -> list[dict[str, Any]]:
     """Returns plain data, a row per model, number of ranks and algorithm."""
-    found = []
+    table = []
     for model, workload in models.items():
         for n in ranks:
-            hosts, each = max(1, n // local), min(n, local)
+            hosts, per_host = max(1, n // local), min(n, local)
             for name in names:
                 step = predict(workload, network, n, local, name)
                 once = cost_model.allreduce_seconds(
-                    network, workload.gradient_bytes, hosts, each, name
+                    network, workload.gradient_bytes, hosts, per_host, name
                 )
-                found.append(
+                table.append(
                     {"model": model, "ranks": n, "hosts": hosts, "algorithm": name,
                      "bytes": workload.gradient_bytes, "allreduce": once, "step": step.total,
                      "communicate": step.communicate, "compute": step.compute,
                      "efficiency": step.efficiency}
                 )  # fmt: skip
-    return found
+    return table
 
 
 def table_text(table: list[dict[str, Any]]) -> str:
@@ -180,9 +182,9 @@ def published_text(comparisons: list[published.Comparison]) -> str:
     """Returns the predicted beside the published efficiencies."""
     headers = ["model", "GPUs", "published", "predicted", "within 5 points"]
     lines = [
-        [one.model, one.gpus, f"{one.published:.1%}", f"{one.predicted.efficiency:.1%}",
-         "yes" if one.within else "no"]
-        for one in comparisons
+        [c.model, c.gpus, f"{c.published:.1%}", f"{c.predicted.efficiency:.1%}",
+         "yes" if c.within else "no"]
+        for c in comparisons
     ]  # fmt: skip
     title = "Horovod, 4 Pascal GPUs per server, 25 Gbit/s, ring over all GPUs, 64 MiB buckets:"
     return f"\n{title}\n\n{report.table(headers, lines)}"
@@ -198,9 +200,9 @@ def main(arguments: list[str] | None = None) -> int:
         network, models = network_of(options), workloads(options)
         ranks = [int(n) for n in options.ranks.split(",")]
         names = options.algorithms.split(",")
-        if unknown := set(names) - set(cost_model.ALGORITHMS):
+        if unknown_names := set(names) - set(cost_model.ALGORITHMS):
             raise ValueError(f"--algorithms: expected {', '.join(cost_model.ALGORITHMS)}, "
-                             f"received {', '.join(unknown)}")  # fmt: skip
+                             f"received {', '.join(unknown_names)}")  # fmt: skip
         table = rows(models, network, ranks, options.ranks_per_host, names)
     except ValueError as error:
         print(f"benchmarks.simulate: {error}", file=sys.stderr)
@@ -213,11 +215,11 @@ def main(arguments: list[str] | None = None) -> int:
     if options.output:
         report.write_json(options.output, {
             "parameters": vars(network), "ranks_per_host": options.ranks_per_host, "rows": table,
-            "published": [{"model": one.model, "gpus": one.gpus, "published": one.published,
-                           "predicted": one.predicted.efficiency} for one in comparisons]
+            "published": [{"model": c.model, "gpus": c.gpus, "published": c.published,
+                           "predicted": c.predicted.efficiency} for c in comparisons]
         })  # fmt: skip
         plot(options.output, table, comparisons)
-    return 0 if all(one.within for one in comparisons) else 1
+    return 0 if all(comparison.within for comparison in comparisons) else 1
 
 
 if __name__ == "__main__":

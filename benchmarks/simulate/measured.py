@@ -58,8 +58,8 @@ _KEYS = {"hosts": int, "ranks_per_host": int, "bytes": int, "seconds": float, "a
 def _row(values: Any, common: Any, where: str) -> Row:
     if not isinstance(values, dict):
         raise ValueError(f"{where}: expected an object, received {values!r}")
-    if missing := [key for key in _KEYS if key not in values]:
-        raise ValueError(f"{where}: missing {', '.join(missing)}; expected {', '.join(_KEYS)}")
+    if gaps := [key for key in _KEYS if key not in values]:
+        raise ValueError(f"{where}: missing {', '.join(gaps)}; expected {', '.join(_KEYS)}")
     for key, kind in _KEYS.items():
         value = values[key]
         accepted = (int, float) if kind is float else (kind,)
@@ -111,7 +111,7 @@ def check(path: str | Path) -> tuple[str, bool]:
         for row in rows
     ]  # fmt: skip
     text = report.table(headers, lines)
-    missing = [str(n) for n in hosts if n not in {row.hosts for row in rows}]
-    if missing:
-        text += f"\nnot measured: {', '.join(missing)} hosts"
-    return text, not missing and all(row.within for row in rows)
+    gaps = [str(n) for n in hosts if n not in {row.hosts for row in rows}]
+    if gaps:
+        text += f"\nnot measured: {', '.join(gaps)} hosts"
+    return text, not gaps and all(row.within for row in rows)

@@ -116,8 +116,8 @@ def inception_v3() -> list[Layer]:
 
 def uniform(parameters: int, layers: int = 50) -> list[Layer]:
     """Returns a network of so many parameters in equal layers of equal work."""
-    each, rest = divmod(parameters, layers)
-    return [Layer(each + (1 if i < rest else 0), 1) for i in range(layers)]
+    share, rest = divmod(parameters, layers)
+    return [Layer(share + (1 if i < rest else 0), 1) for i in range(layers)]
 
 
 NETWORKS = {"resnet101": resnet101, "inception_v3": inception_v3, "vgg16": vgg16}

@@ -1,4 +1,4 @@
-"""The picture of `benchmarks.simulate`: allreduce times, efficiency, and what was published."""
+"""The picture of `benchmarks.simulate`: allreduce times, efficiency, and published figures."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def _allreduce(axes: Any, table: list[dict[str, Any]]) -> None:
 
     model = max(table, key=lambda row: row["bytes"])["model"]
     for name, color in ALGORITHM_COLORS.items():
-        mine = [r for r in table if r["model"] == model and r["algorithm"] == name]
-        mine = [row for row in mine if row["ranks"] > 1]
-        if mine:
-            axes.plot([r["ranks"] for r in mine], [r["allreduce"] for r in mine], STYLES[name],
+        points = [r for r in table if r["model"] == model and r["algorithm"] == name]
+        points = [row for row in points if row["ranks"] > 1]
+        if points:
+            axes.plot([r["ranks"] for r in points], [r["allreduce"] for r in points], STYLES[name],
                       color=color, linewidth=2, label=name.replace("_", " "))  # fmt: skip
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: report.time_text(seconds)))
@@ -49,8 +49,8 @@ def _efficiency(axes: Any, table: list[dict[str, Any]]) -> None:
     names = [name for name in STYLES if any(row["algorithm"] == name for row in table)][:2]
     for color, model in zip(MODEL_COLORS, models, strict=False):
         for name in names:
-            mine = [r for r in table if r["model"] == model and r["algorithm"] == name]
-            axes.plot([r["ranks"] for r in mine], [100 * r["efficiency"] for r in mine],
+            points = [r for r in table if r["model"] == model and r["algorithm"] == name]
+            axes.plot([r["ranks"] for r in points], [100 * r["efficiency"] for r in points],
                       STYLES[name], color=color, linewidth=2 if name == names[0] else 1.2,
                       label=_title(model) if name == names[0] else None)  # fmt: skip
     for name in names:
@@ -65,10 +65,10 @@ def _published(axes: Any, comparisons: list[published.Comparison]) -> None:
     ranks = [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
     for color, model in zip(MODEL_COLORS, published.ONE_GPU, strict=False):
         line = [published.predict(model, n) for n in ranks]
-        axes.plot(ranks, [100 * one.efficiency for one in line], "--", color=color)
+        axes.plot(ranks, [100 * prediction.efficiency for prediction in line], "--", color=color)
         axes.plot([], [], color=color, label=_title(model))
-        mine = [one for one in comparisons if one.model == model]
-        axes.plot([one.gpus for one in mine], [100 * one.published for one in mine], "o",
+        points = [comparison for comparison in comparisons if comparison.model == model]
+        axes.plot([p.gpus for p in points], [100 * p.published for p in points], "o",
                   color=color, markersize=6)  # fmt: skip
     axes.plot([], [], "o", color="0.4", label="published")
     axes.plot([], [], "--", color="0.4", label="predicted")

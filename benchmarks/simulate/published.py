@@ -135,9 +135,9 @@ def search(without: str = "") -> tuple[float, float, float]:
 
     def error(numbers: tuple[float, float, float]) -> float:
         return sum(
-            (one.predicted.efficiency - one.published) ** 2
-            for one in compare(*numbers)
-            if one.model != without
+            (comparison.predicted.efficiency - comparison.published) ** 2
+            for comparison in compare(*numbers)
+            if comparison.model != without
         )
 
     return min(grid, key=error)

@@ -32,13 +32,13 @@ from benchmarks.sparse import kernels, nets
 from benchmarks.sparse.report import (
     Measured,
     Plan,
+    count_errors,
     kernels_text,
     plans,
     speed_text,
     summary,
     targets,
     words_text,
-    wrong,
 )
 from benchmarks.sparse.worker import read_partition, write_partition
 
@@ -47,12 +47,12 @@ WORDS = (2048, 6, 16)
 """The nets whose words are counted: neurons per layer, layers, inputs per neuron."""
 
 
-def words(found: Measured, ranks: list[int]) -> None:
+def words(outcome: Measured, ranks: list[int]) -> None:
     """Adds the words of each net and placement."""
     from ringar.parallel import sparse
 
     for name in nets.NAMES:
-        layers = nets.drawn(name, *WORDS)
+        layers = nets.make_net(name, *WORDS)
         for parts in ranks:
             row: dict[str, Any] = {"net": name, "ranks": parts}
             row["neurons"] = sum(layer.shape[0] for layer in layers[:-1])
@@ -64,7 +64,7 @@ def words(found: Measured, ranks: list[int]) -> None:
                 loads = partition.loads(layers)
                 row[method] = sum(partition.words(layers))
                 row[f"{method} imbalance"] = float((loads.max(1) / loads.mean(1)).max()) - 1
-            found.words.append(row)
+            outcome.words.append(row)
 
 
 def placed(net: list[Any], method: str, parts: int) -> Path:
@@ -75,18 +75,18 @@ def placed(net: list[Any], method: str, parts: int) -> Path:
     path = machine.ROOT / "build" / "bench-sparse" / f"{name}.npz"
     if not path.exists():
         print(f"places the neurons: {method}", file=sys.stderr, flush=True)
-        write_partition(path, sparse.partition(nets.drawn(*net), parts, method))
+        write_partition(path, sparse.partition(nets.make_net(*net), parts, method))
     assert read_partition(str(path)).parts == parts
     return path
 
 
-def speed(found: Measured, chosen: dict[str, Plan], job: dict[str, Any]) -> None:
+def speed(outcome: Measured, chosen: dict[str, Plan], job: dict[str, Any]) -> None:
     """Adds the steps of each plan, in turns."""
     rounds = job["rounds"]
     reports: dict[str, list[Any]] = {}
     for number in range(rounds):
         for name, plan in chosen.items():
-            if plan.title in found.missing:
+            if plan.title in outcome.reasons:
                 continue
             print(f"round {number + 1} of {rounds}: {plan.title}", file=sys.stderr, flush=True)
             path = str(placed(job["net"], plan.method, plan.ranks)) if plan.ranks > 1 else ""
@@ -98,9 +98,9 @@ def speed(found: Measured, chosen: dict[str, Plan], job: dict[str, Any]) -> None
                     command=launch.one_process,
                 ))  # fmt: skip
             except JobFailedError as error:
-                found.missing[plan.title] = str(error)
+                outcome.reasons[plan.title] = str(error)
     for name, turns in reports.items():
-        found.speed[name] = summary(chosen[name], turns, job["batch"])
+        outcome.speed[name] = summary(chosen[name], turns, job["batch"])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -122,40 +122,42 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     parts = options.only.split(",")
-    every = plans()
-    chosen = {name: every[name] for name in (options.plans.split(",") if options.plans else every)}
-    found = Measured()
+    all_plans = plans()
+    chosen = {
+        name: all_plans[name] for name in (options.plans.split(",") if options.plans else all_plans)
+    }
+    outcome = Measured()
     net = [nets.NAMES[0], options.units, options.layers, options.connections]
     job = {"net": net, "batch": options.batch, "rounds": options.rounds, "steps": options.steps,
            "learning_rate": 0.05}  # fmt: skip
     if "words" in parts:
-        words(found, [2, 4])
+        words(outcome, [2, 4])
     if "kernels" in parts:
-        found.kernels = kernels.rows()
+        outcome.kernels = kernels.rows()
     if "partition" in parts:
         placed(net, "hypergraph", 2)
     if "speed" in parts:
-        speed(found, chosen, job)
-    count = wrong(found, options.batch)
-    here = machine.describe()
-    print(f"# Sparse nets, {machine.headline(here)}\n")
-    for text in (words_text(found), kernels_text(found), speed_text(found)):
+        speed(outcome, chosen, job)
+    count = count_errors(outcome, options.batch)
+    host = machine.describe()
+    print(f"# Sparse nets, {machine.headline(host)}\n")
+    for text in (words_text(outcome), kernels_text(outcome), speed_text(outcome)):
         print(text, end="\n\n" if text else "")
-    print(bounds.table(targets(found)))
-    print(report.missing_lines(found.missing), end="")
+    print(bounds.table(targets(outcome)))
+    print(report.missing_lines(outcome.reasons), end="")
     data = {
         "tried": {"parts": parts, "plans": list(chosen) if "speed" in parts else []},
-        "missing": found.missing,
+        "missing": outcome.reasons,
         "job": job,
-        "words": found.words,
-        "kernels": found.kernels,
-        "speed": found.speed,
+        "words": outcome.words,
+        "kernels": outcome.kernels,
+        "speed": outcome.speed,
         "wrong": count,
     }
-    results.keep("sparse", here, data, options.output)
+    results.keep("sparse", host, data, options.output)
     if count:
         print(f"{count} losses or bytes are not those expected", file=sys.stderr)
-    return 1 if count or found.missing else 0
+    return 1 if count or outcome.reasons else 0
 
 
 if __name__ == "__main__":

@@ -25,28 +25,28 @@ def rows() -> list[dict[str, Any]]:
 
     layers = sparse.communities([UNITS] * 3, 16, CONNECTIONS, 0.01, seed=1)
     plan, pattern = list(plans(layers, sparse.partition(layers, 1, "block"), 0))[1]
-    found = []
+    table = []
     for batch in BATCHES:
         row: dict[str, Any] = {"batch": batch, "nonzeros": len(pattern.columns)}
         for kernel in ("native", "scipy"):
             product = Product(plan, pattern, True, kernel, 1)
             row[kernel], row[f"{kernel} gradient"] = _seconds(product, plan, batch)
-        found.append(row)
-    return found
+        table.append(row)
+    return table
 
 
 def _seconds(product: Product, plan: LayerPlan, batch: int) -> tuple[float, float]:
     import tensorflow as tf
 
     rng, rows = np.random.default_rng(0), len(plan.neurons)
-    values, bias, own, upstream = (
+    values, bias, states, upstream = (
         tf.constant(rng.standard_normal(shape, np.float32))
         for shape in (len(product.columns), rows, (plan.own_inputs, batch), (rows, batch))
     )
     ghosts = tf.zeros([0, batch])
     return (
-        _fastest(lambda: product(values, bias, own, ghosts)),
-        _fastest(lambda: product._gradients(values, upstream, own, ghosts)),
+        _fastest(lambda: product(values, bias, states, ghosts)),
+        _fastest(lambda: product._gradients(values, upstream, states, ghosts)),
     )
 
 

@@ -10,7 +10,7 @@ NAMES = (*OUTSIDE, "RadiX-Net", "Erdős-Rényi")
 METHODS = ("hypergraph", "block", "random")
 
 
-def drawn(name: str, units: int, layers: int, connections: int) -> list[Any]:
+def make_net(name: str, units: int, layers: int, connections: int) -> list[Any]:
     """Returns a net whose layers have so many neurons, with so many inputs each.
 
     Args:

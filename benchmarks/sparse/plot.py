@@ -1,4 +1,4 @@
-"""Draws a sparse layer before and after its partition, and what placements send.
+"""Draws a sparse layer before and after its partition, and the words of placements.
 
     python -m benchmarks.sparse.plot build/sparse.json docs/pictures/sparse.png
 
@@ -30,25 +30,27 @@ def _layers(axes: list[Any]) -> None:
     layer, (before, owners) = layers[1].tocoo(), partition.owners
     axes[0].scatter(layer.col, layer.row, s=1.6, color="0.35", linewidths=0)
     axes[0].set_title("A layer of planted communities,\nas it is given", fontsize=10)
-    column, row = (np.argsort(np.argsort(own, kind="stable")) for own in (before, owners))
+    column, row = (
+        np.argsort(np.argsort(placement, kind="stable")) for placement in (before, owners)
+    )
     ghost = before[layer.col] != owners[layer.row]
     for mask, color in ((~ghost, OWN), (ghost, GHOST)):
         axes[1].scatter(column[layer.col[mask]], row[layer.row[mask]], s=1.6, color=color,
                         linewidths=0)  # fmt: skip
-    for own, draw in ((before, axes[1].axvline), (owners, axes[1].axhline)):
-        for end in np.cumsum(np.bincount(own))[:-1]:
+    for placement, draw in ((before, axes[1].axvline), (owners, axes[1].axhline)):
+        for end in np.cumsum(np.bincount(placement))[:-1]:
             draw(end - 0.5, color="0.8", linewidth=0.8, zorder=0)
-    sent = partition.words(layers)[1]
+    words = partition.words(layers)[1]
     axes[1].set_title(
-        f"Sorted by rank: {sent} of {UNITS[1]} states cross\n(red weights read them)", fontsize=10
+        f"Sorted by rank: {words} of {UNITS[1]} states cross\n(red weights read them)", fontsize=10
     )
-    for one in axes[:2]:
-        one.set_xlim(-1, UNITS[1])
-        one.set_ylim(UNITS[2], -1)
-        one.set_aspect("equal")
-        one.set_xticks([])
-        one.set_yticks([])
-        one.set_xlabel("neurons of the layer before")
+    for panel in axes[:2]:
+        panel.set_xlim(-1, UNITS[1])
+        panel.set_ylim(UNITS[2], -1)
+        panel.set_aspect("equal")
+        panel.set_xticks([])
+        panel.set_yticks([])
+        panel.set_xlabel("neurons of the layer before")
     axes[0].set_ylabel("neurons of the layer")
 
 

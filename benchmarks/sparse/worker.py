@@ -8,13 +8,12 @@ since partitioning is no part of a step.
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.worker import now_bytes, peak_bytes, read_options, write_report
+from benchmarks.harness.worker import now_bytes, peak_bytes, read_options, train, write_report
 from benchmarks.sparse import nets
 
 CHECKED_STEPS = 3
@@ -31,7 +30,7 @@ def read_partition(path: str) -> Any:
 
 def write_partition(path: Path, partition: Any) -> None:
     """Writes a placement."""
-    owners = {f"owners_{number}": own for number, own in enumerate(partition.owners)}
+    owners = {f"owners_{number}": owner for number, owner in enumerate(partition.owners)}
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, parts=partition.parts, **owners)
 
@@ -50,7 +49,7 @@ def main() -> None:
     ringar.init(intra_op_threads=options["threads"], deadline=240)
     before = now_bytes()
     grid = Grid(model=ringar.size())
-    layers = nets.drawn(*options["net"])
+    layers = nets.make_net(*options["net"])
     partition = read_partition(options["partition"]) if options["partition"] else "block"
     net = SparseNet(layers, grid=grid, partition=partition, kernel=options["kernel"])
     del layers
@@ -60,32 +59,18 @@ def main() -> None:
     shape = (options["batch"], options["net"][1])
     x, y = (rng.standard_normal(shape, np.float32) for _ in range(2))
     dataset = tf.data.Dataset.from_tensors((x, y)).repeat()
-    history = net.fit(
-        dataset, epochs=CHECKED_STEPS, steps_per_epoch=1, verbose=0,
-        callbacks=[ringar.callbacks.Distributed()],
-    )  # fmt: skip
-    step, data = net.train_function, iter(dataset)
-    step(data)
-    ringar.reset_stats()
-    rounds = []
-    for _ in range(options["rounds"]):
-        times = []
-        for _ in range(options["steps"]):
-            ringar.barrier()
-            start = time.perf_counter()
-            step(data)
-            ringar.barrier()
-            times.append(time.perf_counter() - start)
-        rounds.append(times)
+    losses, rounds = train(net, dataset, CHECKED_STEPS, options)
     steps = options["rounds"] * options["steps"]
     traffic = ringar.stats().items()
-    sent = {kind: sum(one.bytes for name, one in traffic if name.endswith(f"/{kind}")) / steps
-            for kind in ("states", "gradients", "outputs")}  # fmt: skip
+    volumes = {
+        kind: sum(entry.bytes for name, entry in traffic if name.endswith(f"/{kind}")) / steps
+        for kind in ("states", "gradients", "outputs")
+    }
     result = {
-        "losses": history.history["loss"],
+        "losses": losses,
         "rounds": rounds,
         "words": sum(net.words),
-        "sent": sent,
+        "sent": volumes,
         "memory": peak_bytes() - before,
         "nonzeros": int(sum(rows.values.shape[0] for rows in net.rows)),
     }

@@ -61,12 +61,12 @@ EQUALS = {PARALLEL: ONE, SPLIT: ONE, HYBRID: ONE, ALL: UNGROUPED}
 
 @dataclass
 class Measured:
-    """Rows by plan, and the reasons of those that are missing."""
+    """Rows by plan, and the reasons of missing ones."""
 
     local: dict[Plan, dict[str, Any]] = field(default_factory=dict)
     hosts: dict[Plan, dict[str, Any]] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    wrong: int = 0
+    reasons: dict[str, str] = field(default_factory=dict)
+    errors: int = 0
 
 
 def summary(reports: Reports, batch: int) -> dict[str, Any]:
@@ -74,12 +74,12 @@ def summary(reports: Reports, batch: int) -> dict[str, Any]:
     series = Series()
     for number in range(len(reports[0]["rounds"])):
         series.rounds.append(slowest(r["rounds"][number] for r in reports))
-    sent = [sum(r["bytes"].values()) for r in reports]
+    volumes = [sum(r["bytes"].values()) for r in reports]
     return {
         **series.summary(),
         "images": batch / series.seconds,
-        "bytes": max(sent),
-        "bytes_per_image": max(sent) / batch,
+        "bytes": max(volumes),
+        "bytes_per_image": max(volumes) / batch,
         "by_layer": reports[0]["bytes"],
         "memory": max(r["memory"] for r in reports),
         "parameters": max(r["parameters"] for r in reports),
@@ -101,31 +101,33 @@ def run(plan: Plan, job: dict[str, Any], hosts: Hosts | None = None) -> dict[str
     return summary(reports, job["batch"])
 
 
-def measure(found: dict[Plan, dict[str, Any]], plans: list[Plan], job: dict[str, Any],
-            missing: dict[str, str], hosts: Hosts | None = None) -> None:  # fmt: skip
+def measure(rows: dict[Plan, dict[str, Any]], plans: list[Plan], job: dict[str, Any],
+            reasons: dict[str, str], hosts: Hosts | None = None) -> None:  # fmt: skip
     """Adds a row for each plan, or the reason why there is none."""
     where = "on two hosts" if hosts is not None else "here"
     for plan in plans:
         print(f"{plan.title}, {where}", file=sys.stderr, flush=True)
         short = {**job, "rounds": 1, "steps": 1} if plan is UNGROUPED else job
         try:
-            found[plan] = run(plan, short, hosts)
+            rows[plan] = run(plan, short, hosts)
         except JobFailedError as error:
-            missing[f"{plan.title}, {where}"] = str(error)
+            reasons[f"{plan.title}, {where}"] = str(error)
 
 
-def wrong_losses(local: dict[Plan, dict[str, Any]], others: dict[Plan, dict[str, Any]]) -> int:
+def wrong_losses(local: dict[Plan, dict[str, Any]], rows: dict[Plan, dict[str, Any]]) -> int:
     """Counts losses of the first steps that differ from those of one process."""
     count = 0
-    for plan, row in others.items():
+    for plan, row in rows.items():
         reference = local.get(EQUALS.get(plan, plan))
         if reference is not None:
             pairs = zip(row["losses"], reference["losses"], strict=True)
-            count += sum(abs(mine - one) > TOLERANCE * abs(one) for mine, one in pairs)
+            count += sum(
+                abs(loss - expected) > TOLERANCE * abs(expected) for loss, expected in pairs
+            )
     return count
 
 
-def targets(found: Measured) -> list[Target]:
+def targets(outcome: Measured) -> list[Target]:
     """Returns all targets, those without measurements included."""
 
     def ratio(rows: dict[Plan, dict[str, Any]], over: Plan, under: Plan, *keys: str) -> list[float]:
@@ -133,7 +135,7 @@ def targets(found: Measured) -> list[Target]:
             return [float("nan")]
         return [rows[over][key] / rows[under][key] for key in keys]
 
-    local, hosts = found.local, found.hosts
+    local, hosts = outcome.local, outcome.hosts
     halves = [100 * part for part in ratio(local, SPLIT, ONE, "parameters", "slots")]
     return [
         Target("split: parameters and optimizer state per rank, of one process", 50, "%", halves,
@@ -180,34 +182,36 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    found = Measured()
+    outcome = Measured()
     job = {"batch": options.batch, "rounds": options.rounds, "steps": options.steps}
-    measure(found.local, [ONE, UNGROUPED, PARALLEL, SPLIT, ALL, HYBRID], job, found.missing)
+    measure(outcome.local, [ONE, UNGROUPED, PARALLEL, SPLIT, ALL, HYBRID], job, outcome.reasons)
     reason = unavailable() or ("" if find_open_mpi() else "no mpirun of Open MPI beside Python")
     if "hosts" not in options.skip and not reason:
         with Hosts(RANKS, rate_mbit=RATE_MBIT, mtu=JUMBO_MTU) as hosts:
-            measure(found.hosts, [PARALLEL, SPLIT, HYBRID], job, found.missing, hosts)
+            measure(outcome.hosts, [PARALLEL, SPLIT, HYBRID], job, outcome.reasons, hosts)
     elif reason:
-        found.missing["two hosts"] = reason
-    found.wrong = sum(wrong_losses(found.local, rows) for rows in (found.local, found.hosts))
-    here = machine.describe()
-    print(f"# AlexNet, {options.batch} images of 227 x 227 per step, {machine.headline(here)}\n")
-    print(rows_text(found.local) + "\n\n" + layers_text(found.local) + "\n")
-    if found.hosts:
-        print(f"Two hosts, {RATE_MBIT:g} Mbit/s:\n\n{rows_text(found.hosts)}\n")
-    print(bounds.table(targets(found)))
-    print(report.missing_lines(found.missing), end="")
+        outcome.reasons["two hosts"] = reason
+    outcome.errors = sum(
+        wrong_losses(outcome.local, rows) for rows in (outcome.local, outcome.hosts)
+    )
+    host = machine.describe()
+    print(f"# AlexNet, {options.batch} images of 227 x 227 per step, {machine.headline(host)}\n")
+    print(rows_text(outcome.local) + "\n\n" + layers_text(outcome.local) + "\n")
+    if outcome.hosts:
+        print(f"Two hosts, {RATE_MBIT:g} Mbit/s:\n\n{rows_text(outcome.hosts)}\n")
+    print(bounds.table(targets(outcome)))
+    print(report.missing_lines(outcome.reasons), end="")
     data = {
         "tried": {"hosts": [RANKS] if "hosts" not in options.skip else []},
-        "missing": found.missing,
+        "missing": outcome.reasons,
         "job": job,
-        "local": [{"plan": p.title, **row} for p, row in found.local.items()],
-        "hosts": [{"plan": p.title, **row} for p, row in found.hosts.items()],
+        "local": [{"plan": p.title, **row} for p, row in outcome.local.items()],
+        "hosts": [{"plan": p.title, **row} for p, row in outcome.hosts.items()],
     }
-    results.keep("split", here, data, options.output)
-    if found.wrong:
-        print(f"{found.wrong} losses differ from those of one process", file=sys.stderr)
-    return 1 if found.wrong or found.missing else 0
+    results.keep("split", host, data, options.output)
+    if outcome.errors:
+        print(f"{outcome.errors} losses differ from those of one process", file=sys.stderr)
+    return 1 if outcome.errors or outcome.reasons else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws what AlexNet on two ranks sends, for `benchmarks.split`: the picture of docs/parallel.md.
+"""Draws AlexNet's traffic on two ranks, for `benchmarks.split`: the picture of docs/parallel.md.
 
     python -m benchmarks.split.plot build/split.json docs/pictures/parallel.png
 
@@ -42,8 +42,8 @@ def _boxes(axes: Any, plan: str) -> None:
             axes.text(column, center, layer, ha="center", va="center", fontsize=8.5,
                       color="white" if is_part else "0.25")  # fmt: skip
     for row, center in enumerate(ROWS):
-        own = "images" if plan == "split as in the paper" else f"images of rank {row}"
-        axes.text(0.42, center, f"rank {row}\n{own}", ha="right", va="center", fontsize=8.5)
+        images = "images" if plan == "split as in the paper" else f"images of rank {row}"
+        axes.text(0.42, center, f"rank {row}\n{images}", ha="right", va="center", fontsize=8.5)
 
 
 def _arrow(axes: Any, start: tuple[float, float], end: tuple[float, float], color: str) -> None:
@@ -52,7 +52,7 @@ def _arrow(axes: Any, start: tuple[float, float], end: tuple[float, float], colo
     })  # fmt: skip
 
 
-def _activations(axes: Any, sent: dict[str, float]) -> None:
+def _activations(axes: Any, volumes: dict[str, float]) -> None:
     """Draws arrows where activations travel, with the bytes of a rank and step."""
     for column, layer in enumerate(LAYERS[1:], 1):
         for center in ROWS:  # within a rank, from layer to layer
@@ -60,27 +60,27 @@ def _activations(axes: Any, sent: dict[str, float]) -> None:
             _arrow(axes, (start, center), (column - WIDTH / 2, center), "0.6")
             if layer == "join":
                 axes.text(column - WIDTH / 2 + 0.03, center, "logits", va="center", fontsize=8.5)
-        if sent.get(layer, 0) <= 0:
+        if volumes.get(layer, 0) <= 0:
             continue
         left, right = column - 1 + WIDTH / 2, column - WIDTH / 2
         top, bottom = ROWS
         _arrow(axes, (left, top - 0.12), (right, bottom + 0.12), COLORS["activations"])
         _arrow(axes, (left, bottom + 0.12), (right, top - 0.12), COLORS["activations"])
-        axes.text(column - 0.5, ROWS[0] + 0.53, report.size_text(int(sent[layer])), ha="center",
+        axes.text(column - 0.5, ROWS[0] + 0.53, report.size_text(int(volumes[layer])), ha="center",
                   fontsize=7.5, color=COLORS["activations"])  # fmt: skip
 
 
-def _gradients(axes: Any, plan: str, sent: float) -> None:
+def _gradients(axes: Any, plan: str, volume: float) -> None:
     """Draws bars below the layers that both ranks have whole."""
     columns = [i for i, layer in enumerate(LAYERS) if 1 <= i <= 8 and layer not in SPLIT[plan]]
-    if sent <= 0 or not columns:
+    if volume <= 0 or not columns:
         return
     level = ROWS[1] - 0.68
     axes.plot([columns[0] - WIDTH / 2, columns[-1] + WIDTH / 2], [level, level],
               color=COLORS["gradients"], linewidth=4, solid_capstyle="round")  # fmt: skip
     axes.text((columns[0] + columns[-1]) / 2, level - 0.12,
-              f"allreduce of their gradients: {report.size_text(int(sent))}", ha="center", va="top",
-              fontsize=8, color="#b36a12")  # fmt: skip
+              f"allreduce of their gradients: {report.size_text(int(volume))}",
+              ha="center", va="top", fontsize=8, color="#b36a12")  # fmt: skip
 
 
 def draw(data: dict[str, Any], path: str) -> None:
@@ -88,14 +88,14 @@ def draw(data: dict[str, Any], path: str) -> None:
     rows = {row["plan"]: row for row in data["local"]}
     figure, panels = pyplot().subplots(len(TITLES), 1, figsize=(10, 8.6))
     for axes, (plan, title) in zip(panels, TITLES.items(), strict=True):
-        sent = rows[plan]["by_layer"]
+        volumes = rows[plan]["by_layer"]
         _boxes(axes, plan)
-        _activations(axes, sent)
-        _gradients(axes, plan, sent.get("gradients", 0))
+        _activations(axes, volumes)
+        _gradients(axes, plan, volumes.get("gradients", 0))
         total = report.size_text(int(rows[plan]["bytes"]))
-        held = rows[plan]["parameters"] / 1e6
+        millions = rows[plan]["parameters"] / 1e6
         axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
-        text = f"{held:.1f} million parameters per rank,\n{total} per step"
+        text = f"{millions:.1f} million parameters per rank,\n{total} per step"
         axes.text(9.2, ROWS[0] + 0.72, text, ha="right", va="bottom", fontsize=9)
         axes.set_xlim(-0.75, 9.25)
         axes.set_ylim(-1.15, 2.15)

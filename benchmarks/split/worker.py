@@ -7,11 +7,9 @@ compute for the whole batch; the others for their share of it.
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
-from benchmarks.harness.worker import now_bytes, peak_bytes, read_options, write_report
+from benchmarks.harness.worker import now_bytes, peak_bytes, read_options, train, write_report
 
 CLASSES, SIDE = 1000, 227
 CHECKED_STEPS = 2
@@ -51,32 +49,16 @@ def main() -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss)
     dataset = tf.data.Dataset.from_tensors((images, labels)).repeat()
-    history = model.fit(
-        dataset, epochs=CHECKED_STEPS, steps_per_epoch=1, verbose=0,
-        callbacks=[ringar.callbacks.Distributed()],
-    )  # fmt: skip
-    step, data = model.train_function, iter(dataset)
-    step(data)
-    ringar.reset_stats()
-    rounds = []
-    for _ in range(options["rounds"]):
-        times = []
-        for _ in range(options["steps"]):
-            ringar.barrier()
-            start = time.perf_counter()
-            step(data)
-            ringar.barrier()
-            times.append(time.perf_counter() - start)
-        rounds.append(times)
+    losses, rounds = train(model, dataset, CHECKED_STEPS, options)
     traffic = ringar.stats(by="layer")
     steps = options["rounds"] * options["steps"]
     result = {
-        "losses": history.history["loss"],
+        "losses": losses,
         "rounds": rounds,
         "parameters": int(model.count_params()),
         "slots": int(sum(np.prod(v.shape) for v in optimizer.variables if len(v.shape))),
         "memory": peak_bytes() - before,
-        "bytes": {name: one.bytes / steps for name, one in traffic.items() if one.bytes},
+        "bytes": {name: entry.bytes / steps for name, entry in traffic.items() if entry.bytes},
     }
     write_report(options, ringar.rank(), result)
     ringar.shutdown()

@@ -1,1 +1,1 @@
-"""Synthetic gradients: accuracy, and what becomes of a job one of whose ranks is stopped."""
+"""Synthetic gradients: accuracy, and the progress of a job while one of its ranks is stopped."""

@@ -1,4 +1,4 @@
-"""What do synthetic gradients cost in accuracy, and what do they bring when a rank is slow?
+"""What do synthetic gradients cost in accuracy, and what do they gain when a rank is slow?
 
     python -m benchmarks.synthetic --output build/synthetic
     python -m benchmarks.synthetic --ranks 2 --epochs 5 --only true,conditioned
@@ -50,13 +50,13 @@ def run(job: dict[str, Any], ranks: int) -> Reports:
 
 
 def row(way: str, seeds: list[Reports]) -> dict[str, Any]:
-    """Returns what the runs of a way have measured."""
+    """Returns the row of a way, from its runs."""
     return {
         "way": WAYS[way],
         "accuracy": mean(reports[0]["accuracy"][-1] for reports in seeds),
         "accuracies": [reports[0]["accuracy"] for reports in seeds],
-        "step": median(max(one["step"] for one in reports) for reports in seeds),
-        "wrong": sum(one["wrong"] for reports in seeds for one in reports),
+        "step": median(max(r["step"] for r in reports) for reports in seeds),
+        "wrong": sum(r["wrong"] for reports in seeds for r in reports),
     }
 
 
@@ -64,19 +64,19 @@ def stop_row(way: str, reports: Reports) -> dict[str, Any]:
     """Returns the steps of both ranks over time, and those of rank 0 while rank 1 was stopped."""
     begin, end = reports[1]["stop"]
     meanwhile = sum(begin < moment < end for moment in reports[0]["ends"])
-    ends = [[moment - begin for moment in one["ends"]] for one in reports]
+    ends = [[moment - begin for moment in r["ends"]] for r in reports]
     return {"way": WAYS[way], "meanwhile": meanwhile, "seconds": end - begin, "ends": ends}
 
 
 def text(rows: list[dict[str, Any]], stops: list[dict[str, Any]]) -> str:
     """Returns the tables."""
     accuracy = [
-        [one["way"], f"{100 * one['accuracy']:.1f}%", report.time_text(one["step"])]
-        for one in rows
+        [entry["way"], f"{100 * entry['accuracy']:.1f}%", report.time_text(entry["step"])]
+        for entry in rows
     ]  # fmt: skip
-    found = report.table(["gradients", "accuracy", "step"], accuracy)
-    steps = [[one["way"], f"{one['meanwhile']}"] for one in stops]
-    return f"{found}\n\n" + report.table(["", "steps of rank 0 while rank 1 is stopped"], steps)
+    table = report.table(["gradients", "accuracy", "step"], accuracy)
+    steps = [[stop["way"], f"{stop['meanwhile']}"] for stop in stops]
+    return f"{table}\n\n" + report.table(["", "steps of rank 0 while rank 1 is stopped"], steps)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -91,9 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("--only", default=",".join(WAYS), help="some of %(default)s")
     options = parser.parse_args(arguments)
     names = options.only.split(",")
-    if unknown := sorted(set(names) - set(WAYS)):
-        parser.error(f"--only: {', '.join(unknown)}: known are {', '.join(WAYS)}")
-    here, rows, stops = machine.describe(), [], []
+    if unknown_names := sorted(set(names) - set(WAYS)):
+        parser.error(f"--only: {', '.join(unknown_names)}: known are {', '.join(WAYS)}")
+    host, rows, stops = machine.describe(), [], []
     try:
         for way in names:
             print(WAYS[way], file=sys.stderr, flush=True)
@@ -107,16 +107,16 @@ def main(arguments: list[str] | None = None) -> int:
     except JobFailedError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"# Digits in {options.ranks} modules, {machine.headline(here)}\n")
+    print(f"# Digits in {options.ranks} modules, {machine.headline(host)}\n")
     print(text(rows, stops))
     data = {"tried": {"ways": names}, "missing": {}, "rows": rows, "stops": stops}
     if options.output:
         draw(data, f"{options.output}.png")
-    results.keep(f"synthetic-{options.ranks}-ranks", here, data, options.output)
-    wrong = sum(one["wrong"] for one in rows)
-    if wrong:
-        print(f"{wrong} weights are not those of the replay", file=sys.stderr)
-    return 1 if wrong else 0
+    results.keep(f"synthetic-{options.ranks}-ranks", host, data, options.output)
+    errors = sum(entry["wrong"] for entry in rows)
+    if errors:
+        print(f"{errors} weights are not those of the replay", file=sys.stderr)
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ def draw(data: dict[str, Any], path: str) -> None:
         right.axvspan(0, row["seconds"], color="0.93", zorder=0)
     seconds = max((row["seconds"] for row in data["stops"]), default=1.0)
     right.set_xlim(-0.5 * seconds, 2.5 * seconds)
-    seen = [sum(end < 2.5 * seconds for end in row["ends"][0]) for row in data["stops"]]
-    right.set_ylim(0, 1.1 * max(seen, default=1))
+    counts = [sum(end < 2.5 * seconds for end in row["ends"][0]) for row in data["stops"]]
+    right.set_ylim(0, 1.1 * max(counts, default=1))
     right.set_xlabel("seconds; rank 1 is stopped in the gray part")
     right.set_ylabel("steps done")
     for axes in (left, right):

@@ -30,10 +30,10 @@ def digits() -> Any:
     """Returns images to train and to test on."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    order = np.random.default_rng(0).permutation(len(found.target))
-    x = (found.images[..., None] / 16).astype("float32")[order]
-    y = found.target[order]
+    dataset = load_digits()
+    order = np.random.default_rng(0).permutation(len(dataset.target))
+    x = (dataset.images[..., None] / 16).astype("float32")[order]
+    y = dataset.target[order]
     return (x[:1437], y[:1437]), (x[1437:], y[1437:])
 
 
@@ -79,20 +79,20 @@ def steps_of(model: Any, data: Any, steps: int, stop: float) -> tuple[list[float
 
     import ringar
 
-    ends, stopped = [], [0.0, 0.0]
+    ends, pause = [], [0.0, 0.0]
 
     def note(batch: int, logs: Any = None) -> None:
         ends.append(time.monotonic())
         if stop and batch == STOP_AT and ringar.rank() == ringar.size() - 1:
             subprocess.Popen(["sh", "-c", f"sleep {stop}; kill -CONT {os.getpid()}"])
-            stopped[0] = time.monotonic()
+            pause[0] = time.monotonic()
             os.kill(os.getpid(), signal.SIGSTOP)
-            stopped[1] = time.monotonic()
+            pause[1] = time.monotonic()
 
     dataset = tf.data.Dataset.from_tensor_slices(data).batch(BATCH, drop_remainder=True).repeat()
     callback = keras.callbacks.LambdaCallback(on_train_batch_end=note)
     model.fit(dataset, steps_per_epoch=steps, verbose=0, callbacks=[callback])
-    return ends, stopped
+    return ends, pause
 
 
 def replayed_wrong(model: Any, train: Any) -> int:
@@ -119,8 +119,8 @@ def main() -> None:
     if options["stop"]:
         model = modules(options)
         steps_of(model, train, 10, 0.0)  # to get warm
-        ends, stopped = steps_of(model, train, STOP_STEPS, options["stop"])
-        report: dict[str, Any] = {"ends": ends, "stop": stopped}
+        ends, pause = steps_of(model, train, STOP_STEPS, options["stop"])
+        report: dict[str, Any] = {"ends": ends, "stop": pause}
     else:
         model = modules(options)
         accuracy, times = [], []
@@ -130,8 +130,8 @@ def main() -> None:
             times.append((time.monotonic() - begin) / -(-len(train[0]) // BATCH))
             result = model.evaluate(*test, batch_size=360, verbose=0, return_dict=True)
             accuracy.append(result["accuracy"])
-        wrong = replayed_wrong(modules(options), train) if options["way"] in REPLAYED else 0
-        report = {"accuracy": accuracy, "step": float(np.median(times)), "wrong": wrong}
+        errors = replayed_wrong(modules(options), train) if options["way"] in REPLAYED else 0
+        report = {"accuracy": accuracy, "step": float(np.median(times)), "wrong": errors}
     write_report(options, rank, report)
     import ringar
 

@@ -21,16 +21,16 @@ from benchmarks.harness.series import Series
 from benchmarks.training.jobs import Case, cases, collect, failures, title
 
 
-def rows(found: dict[Case, Series]) -> list[dict[str, Any]]:
+def rows(outcome: dict[Case, Series]) -> list[dict[str, Any]]:
     """Returns plain data, a row per case that has times.
 
     `of_plain` is steps/s over those of as many plain processes, `bound` the bound of a step,
     `of_bound` steps/s over those of the bound: all NaN if the plain processes failed.
     """
     table = []
-    for (model, processes, with_ringar), result in found.items():
+    for (model, processes, with_ringar), result in outcome.items():
         if result.rounds:
-            plain = found[model, processes, False]
+            plain = outcome[model, processes, False]
             seconds = plain.seconds if plain.rounds else float("nan")
             table.append(
                 {"model": model, "processes": processes, "ringar": with_ringar,
@@ -63,16 +63,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3, help="timed epochs per round")
     options = parser.parse_args(arguments)
-    tried = cases(options.models.split(","), [int(n) for n in options.ranks.split(",")])
-    found = collect(tried, options.rounds, options.epochs)
-    table, missing = rows(found), failures(found)
-    here = machine.describe()
-    print(f"# training steps: {machine.headline(here)}")
+    case_list = cases(options.models.split(","), [int(n) for n in options.ranks.split(",")])
+    outcome = collect(case_list, options.rounds, options.epochs)
+    table, reasons = rows(outcome), failures(outcome)
+    host = machine.describe()
+    print(f"# training steps: {machine.headline(host)}")
     print(table_text(table))
-    print(report.missing_lines(missing), end="")
-    data = {"tried": {"cases": list(map(title, tried))}, "rows": table, "missing": missing}
-    results.keep("overhead", here, data, options.output)
-    return 1 if missing or any(row["wrong"] for row in table) else 0
+    print(report.missing_lines(reasons), end="")
+    data = {"tried": {"cases": list(map(title, case_list))}, "rows": table, "missing": reasons}
+    results.keep("overhead", host, data, options.output)
+    return 1 if reasons or any(row["wrong"] for row in table) else 0
 
 
 if __name__ == "__main__":

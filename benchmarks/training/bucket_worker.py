@@ -96,9 +96,9 @@ def in_turn(steps: list[Step], rounds: int, count: int) -> list[list[float]]:
     """Returns seconds per step: a list per candidate, with a value per round."""
     import ringar
 
-    found: list[list[float]] = [[] for _ in steps]
+    times: list[list[float]] = [[] for _ in steps]
     for number in range(rounds):
-        # In both directions: whoever follows a large candidate finds other caches.
+        # In both directions: a candidate that follows a large one finds other caches.
         order = list(range(len(steps)))[:: 1 if number % 2 else -1]
         for index in order:
             steps[index]()
@@ -106,8 +106,8 @@ def in_turn(steps: list[Step], rounds: int, count: int) -> list[list[float]]:
             start = time.perf_counter()
             for _ in range(count):
                 steps[index]()
-            found[index].append((time.perf_counter() - start) / count)
-    return found
+            times[index].append((time.perf_counter() - start) / count)
+    return times
 
 
 def record(step: Step, count: int, folder: Path, rank: int) -> None:
@@ -154,7 +154,7 @@ def read_profile(
 
     (path,) = folder.rglob("*.xplane.pb")
     space = xplane_pb2.XSpace.FromString(path.read_bytes())
-    found, least, most = [], float("-inf"), float("inf")
+    events, least, most = [], float("-inf"), float("inf")
     for plane in space.planes:
         for line in plane.lines:
             for event in line.events:
@@ -165,9 +165,9 @@ def read_profile(
                     least, most = max(least, begin - after), min(most, begin - before)
                 # An operation is "its/name:Type"; other events have "::", blanks or no colon.
                 elif re.fullmatch(r"[^:\s]+:_?[A-Z]\w*", name):
-                    found.append((name, begin, begin + event.duration_ps / 1e3))
+                    events.append((name, begin, begin + event.duration_ps / 1e3))
     shift = (least + most) / 2
-    ops = [(name, (begin - shift) / 1e3, (end - shift) / 1e3) for name, begin, end in found]
+    ops = [(name, (begin - shift) / 1e3, (end - shift) / 1e3) for name, begin, end in events]
     return sorted(ops, key=lambda op: op[1]), abs(most - least) / 2e3
 
 
@@ -186,11 +186,11 @@ def main() -> None:
     }
     times = in_turn(list(steps.values()), options["rounds"], options["steps"])
     seconds = dict(zip(steps, times, strict=True))
-    wrong = trainer.wrong_weights([step for plan, step in steps.items() if plan])
+    errors = trainer.wrong_weights([step for plan, step in steps.items() if plan])
     if options.get("record"):
         record(steps[plans[0]], options["record"], Path(options["folder"]), rank)
     ordered = [seconds[plan] for plan in plans]
-    write_report(options, rank, {"plans": plans, "seconds": ordered, "wrong": wrong})
+    write_report(options, rank, {"plans": plans, "seconds": ordered, "wrong": errors})
 
 
 if __name__ == "__main__":

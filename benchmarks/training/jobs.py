@@ -40,20 +40,22 @@ def title(case: Case) -> str:
     return f"{model}, {processes} x {'ringar' if with_ringar else 'plain Keras'}"
 
 
-def collect(tried: Sequence[Case], rounds: int, epochs: int = 3) -> dict[Case, Series]:
+def collect(case_list: Sequence[Case], rounds: int, epochs: int = 3) -> dict[Case, Series]:
     """Measures all cases in turn, `rounds` times."""
-    found = {case: Series() for case in tried}
+    outcome = {case: Series() for case in case_list}
     for number in range(rounds):
-        for (model, processes, with_ringar), result in found.items():
-            what = "ringar" if with_ringar else "plain"
-            print(f"round {number + 1} of {rounds}: {model}, {processes} x {what}", file=sys.stderr)
+        for (model, processes, with_ringar), result in outcome.items():
+            library = "ringar" if with_ringar else "plain"
+            print(
+                f"round {number + 1} of {rounds}: {model}, {processes} x {library}", file=sys.stderr
+            )
             train(model, processes, result, with_ringar=with_ringar, epochs=epochs)
-    return found
+    return outcome
 
 
-def failures(found: dict[Case, Series]) -> dict[str, str]:
+def failures(outcome: dict[Case, Series]) -> dict[str, str]:
     """Returns why cases have no times, or fewer than they should have."""
-    return {title(case): result.failure for case, result in found.items() if result.failure}
+    return {title(case): result.failure for case, result in outcome.items() if result.failure}
 
 
 def train(
@@ -83,7 +85,7 @@ def train(
     result.rounds.append([seconds / steps for seconds in slowest(r["seconds"] for r in reports)])
     if not with_ringar:
         result.bounds.append(step_by_step(r["steps"] for r in reports))
-    result.wrong += sum(r["wrong"] for r in reports)
+    result.errors += sum(r["wrong"] for r in reports)
 
 
 def train_in_turn(ranks: int, bind_to: str, deadline: float = 900, **options: Any) -> Reports:

@@ -103,7 +103,7 @@ GRADIENT_BYTES = {
     "alexnet": 244_403_360,
     "resnet50": 102_334_368,
 }
-"""Of all gradients together: for those who must not wait for TensorFlow. A test counts."""
+"""Of all gradients together, for callers that do not import TensorFlow. A test counts them."""
 
 
 def data_for(model: Any, examples: int) -> tuple[np.ndarray, np.ndarray]:

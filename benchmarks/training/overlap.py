@@ -71,8 +71,8 @@ def gain(reports: list[dict[str, Any]]) -> tuple[float, float, float]:
 
     Each round is compared with itself, so that a slow minute of the machine changes both sides.
     """
-    both = [slowest(r["seconds"][i] for r in reports) for i in (0, 1)]
-    won = sorted(one - buckets for buckets, one in zip(*both, strict=True))
+    pair = [slowest(r["seconds"][i] for r in reports) for i in (0, 1)]
+    won = sorted(single - buckets for buckets, single in zip(*pair, strict=True))
     return median(won), won[len(won) // 4], won[-1 - len(won) // 4]
 
 
@@ -102,20 +102,20 @@ def middle_step(steps: list[Span]) -> Span:
 
 
 def parser() -> argparse.ArgumentParser:
-    found = command.parser(
+    cli = command.parser(
         "benchmarks.training.overlap", __doc__, "writes OUTPUT.json and OUTPUT.png"
     )
-    found.add_argument("--model", default="small_cnn", choices=list(MODELS))
-    found.add_argument("-np", "--num-proc", type=int, default=2, help="ranks (default 2)")
-    found.add_argument("--bind-to", default="auto", help="core, none, numa (default: as ringarrun)")
-    found.add_argument("--bucket", type=parse_size, default=DEFAULT_BUCKET_BYTES, help="as in 512K")
-    found.add_argument("--first-bucket", type=parse_size, default=DEFAULT_FIRST_BUCKET_BYTES)
-    found.add_argument("--intra", type=int, default=None, help="intra-op threads of a rank")
-    found.add_argument("--inter", type=int, default=None, help="inter-op threads of a rank")
-    found.add_argument("--rounds", type=int, default=12, help="timed rounds (default 12)")
-    found.add_argument("--steps", type=int, default=None, help="steps per round")
-    found.add_argument("--record", type=int, default=15, help="recorded steps (default 15)")
-    return found
+    cli.add_argument("--model", default="small_cnn", choices=list(MODELS))
+    cli.add_argument("-np", "--num-proc", type=int, default=2, help="ranks (default 2)")
+    cli.add_argument("--bind-to", default="auto", help="core, none, numa (default: as ringarrun)")
+    cli.add_argument("--bucket", type=parse_size, default=DEFAULT_BUCKET_BYTES, help="as in 512K")
+    cli.add_argument("--first-bucket", type=parse_size, default=DEFAULT_FIRST_BUCKET_BYTES)
+    cli.add_argument("--intra", type=int, default=None, help="intra-op threads of a rank")
+    cli.add_argument("--inter", type=int, default=None, help="inter-op threads of a rank")
+    cli.add_argument("--rounds", type=int, default=12, help="timed rounds (default 12)")
+    cli.add_argument("--steps", type=int, default=None, help="steps per round")
+    cli.add_argument("--record", type=int, default=15, help="recorded steps (default 15)")
+    return cli
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -134,28 +134,28 @@ def main(arguments: list[str] | None = None) -> int:
         ]
     ops = [(name, begin, end) for name, begin, end in record["ops"]]
     steps = [(begin, end) for begin, end in record["steps"]]
-    found = transfers(timelines[0])
-    table, times = rows(steps, ops, found), step_times(reports)
-    here = machine.describe()
+    exchanges = transfers(timelines[0])
+    table, times = rows(steps, ops, exchanges), step_times(reports)
+    host = machine.describe()
     print(f"# overlap, {options.model} on {options.num_proc} ranks, bind to {options.bind_to}: "
-          f"{machine.headline(here)}")  # fmt: skip
+          f"{machine.headline(host)}")  # fmt: skip
     print_tables(table, times)
     won, low, high = gain(reports)
     print(
         f"buckets win {won * 1e3:+.2f} ms a step over one bucket (quartiles {low * 1e3:+.2f} to "
         f"{high * 1e3:+.2f}); clocks agree within {record['clock_error_us']:.0f} us"
     )
-    wrong = sum(r["wrong"] for r in reports)
-    if wrong:
-        print(f"{wrong} weights differ between the ranks")
+    errors = sum(r["wrong"] for r in reports)
+    if errors:
+        print(f"{errors} weights differ between the ranks")
     if options.output:
         events = chrome_trace(steps, ops, timelines)
         report.write_json(options.output, {"traceEvents": events, "otherData": {
-            "machine": here, "rows": table, "steps": times}})  # fmt: skip
+            "machine": host, "rows": table, "steps": times}})  # fmt: skip
         title = (f"One training step, rank 0 of {options.num_proc}, {options.model}, "
                  f"bind to {options.bind_to}")  # fmt: skip
-        plot_step(options.output, middle_step(steps), ops, found, title)
-    return 1 if wrong else 0
+        plot_step(options.output, middle_step(steps), ops, exchanges, title)
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

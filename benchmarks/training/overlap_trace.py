@@ -55,32 +55,32 @@ def transfers(events: list[dict[str, Any]]) -> list[Transfer]:
     ends = {event["id2"]["local"]: event["ts"] for event in events if event["ph"] == "e"}
     queued = {(event["name"], ends.get(event["id2"]["local"])): event["ts"]
               for event in events if event["ph"] == "b"}  # fmt: skip
-    found = []
+    exchanges = []
     for event in spans:
         title = re.fullmatch(r'allreduce "gradients/(.*)"', event["name"])
         if title:
             begin, args = event["ts"], event["args"]
             submitted = queued.get((f"queued: {event['name']}", begin), begin)
             totals = {kind: args[f"{kind}_us"] for kind in ("waiting", "reducing", "copying")}
-            found.append(
+            exchanges.append(
                 Transfer(title[1], args["bytes"], args["tensors"], submitted, begin,
                          begin + event["dur"], {"queued": [(submitted, begin)]},
                          {"queued": begin - submitted, **totals})
             )  # fmt: skip
-    found.sort(key=lambda transfer: transfer.begin)
-    _add_spans(found, spans)
-    return found
+    exchanges.sort(key=lambda transfer: transfer.begin)
+    _add_spans(exchanges, spans)
+    return exchanges
 
 
-def _add_spans(found: list[Transfer], spans: list[dict[str, Any]]) -> None:
+def _add_spans(exchanges: list[Transfer], spans: list[dict[str, Any]]) -> None:
     kinds = {"copy": "copying", "reduce": "reducing"}
-    known = sorted(
+    phases = sorted(
         (event["ts"], event["ts"] + event["dur"], kinds.get(event["name"], "waiting"))
         for event in spans
         if event["name"] in kinds or event["name"].startswith("wait for rank")
     )
-    for transfer in found:
-        for begin, end, kind in known:
+    for transfer in exchanges:
+        for begin, end, kind in phases:
             if transfer.begin <= begin and end <= transfer.end + 0.01:
                 transfer.spans.setdefault(kind, []).append((begin, end))
 
@@ -101,12 +101,12 @@ def union(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-def beside(span: Span, others: Iterable[Span]) -> float:
+def beside(span: Span, spans: Iterable[Span]) -> float:
     """Returns the microseconds of `span` in which at least one of `others` runs."""
-    return sum(max(0.0, min(span[1], e) - max(span[0], b)) for b, e in union(others))
+    return sum(max(0.0, min(span[1], e) - max(span[0], b)) for b, e in union(spans))
 
 
-def rows(steps: list[Span], ops: list[Op], found: list[Transfer]) -> list[dict[str, Any]]:
+def rows(steps: list[Span], ops: list[Op], exchanges: list[Transfer]) -> list[dict[str, Any]]:
     """Returns a row per bucket, then one of all: medians over `steps`, in milliseconds.
 
     `leaves` is when the bucket is handed over and `backward_ends` when the last operation of
@@ -115,18 +115,21 @@ def rows(steps: list[Span], ops: list[Op], found: list[Transfer]) -> list[dict[s
     """
     backward = [(begin, end) for name, begin, end in ops if phase_of(name) == "backward"]
     samples: dict[str, list[dict[str, float]]] = {}
-    known: dict[str, Transfer] = {}
+    by_name: dict[str, Transfer] = {}
     for step in steps:
-        mine = [span for span in backward if step[0] <= span[0] < step[1]]
-        inside = [one for one in found if step[0] <= one.begin < step[1]]
-        ends = max((end for _, end in mine), default=step[0]) - step[0]
+        passes = [span for span in backward if step[0] <= span[0] < step[1]]
+        inside = [exchange for exchange in exchanges if step[0] <= exchange.begin < step[1]]
+        ends = max((end for _, end in passes), default=step[0]) - step[0]
         total = {"ms": 0.0, "beside": 0.0, "step": step[1] - step[0], "backward_ends": ends}
-        for one in inside:
-            known[one.name] = one
-            figures = {"ms": one.end - one.begin, "beside": beside((one.begin, one.end), mine)}
+        for exchange in inside:
+            by_name[exchange.name] = exchange
+            figures = {
+                "ms": exchange.end - exchange.begin,
+                "beside": beside((exchange.begin, exchange.end), passes),
+            }
             total = {**total, **{key: total[key] + figures[key] for key in figures}}
-            samples.setdefault(one.name, []).append(
-                {**figures, "leaves": one.submitted - step[0], **one.totals}
+            samples.setdefault(exchange.name, []).append(
+                {**figures, "leaves": exchange.submitted - step[0], **exchange.totals}
             )
         samples.setdefault("all", []).append(total)
     table = []
@@ -134,7 +137,11 @@ def rows(steps: list[Span], ops: list[Op], found: list[Transfer]) -> list[dict[s
         medians = {key: median(s[key] for s in samples[name]) / 1e3 for key in samples[name][0]}
         total_ms = sum(sample["ms"] for sample in samples[name])
         part = sum(sample["beside"] for sample in samples[name]) / total_ms if total_ms else 0.0
-        size = {"bytes": known[name].bytes, "tensors": known[name].tensors} if name in known else {}
+        size = (
+            {"bytes": by_name[name].bytes, "tensors": by_name[name].tensors}
+            if name in by_name
+            else {}
+        )
         table.append({"bucket": name, **size, **medians, "part": part})
     return table
 
@@ -172,8 +179,10 @@ def chrome_trace(
 
     events += row(0, "steps") + [span(0, *step, f"step {i}") for i, step in enumerate(steps)]
     for number, phase in enumerate(PHASES):
-        mine = [op for op in ops if phase_of(op[0]) == phase and origin <= op[1] < last]
-        for lane, (name, begin, end) in zip(lanes([op[1:] for op in mine]), mine, strict=True):
+        ops_of_phase = [op for op in ops if phase_of(op[0]) == phase and origin <= op[1] < last]
+        for lane, (name, begin, end) in zip(
+            lanes([op[1:] for op in ops_of_phase]), ops_of_phase, strict=True
+        ):
             first = 1 + 100 * number + lane
             events += row(first, phase if lane == 0 else f"{phase}, more at once")
             events.append(span(first, begin, end, name))

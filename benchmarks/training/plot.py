@@ -29,7 +29,7 @@ STEP_COLORS = {
 def plot_scaling(path: str, rows: list[dict[str, Any]]) -> None:
     """Draws images/s against ranks, a panel per model, to `path`.png.
 
-    Bars are what was measured, with their part of ideal; lines ideal and, dashed, predicted.
+    Bars are measured rates, with their part of ideal; lines ideal and, dashed, predicted.
     """
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure, panels = pyplot().subplots(ncols=len(models), figsize=(3.6 * len(models), 4.2),
@@ -86,15 +86,15 @@ def plot_threads(path: str, table: list[dict[str, Any]], title: str) -> None:
     for axes, binding in zip(panels[0], bindings, strict=True):
         inters = sorted({row["inter"] for row in table})
         for place, inter in enumerate(inters):
-            mine = sorted(
+            points = sorted(
                 (r for r in table if (r["inter"], r["bind_to"]) == (inter, binding)),
                 key=lambda row: numbers.index(row["intra"]),
             )
             # Side by side, so that whiskers do not hide each other.
-            x = [numbers.index(r["intra"]) + 0.06 * (place - len(inters) / 2) for r in mine]
-            rate = [r["rate"] for r in mine]
-            whiskers = [[r["rate"] * (1 - r["seconds"] / r["max"]) for r in mine],
-                        [r["rate"] * (r["seconds"] / r["min"] - 1) for r in mine]]  # fmt: skip
+            x = [numbers.index(r["intra"]) + 0.06 * (place - len(inters) / 2) for r in points]
+            rate = [r["rate"] for r in points]
+            whiskers = [[r["rate"] * (1 - r["seconds"] / r["max"]) for r in points],
+                        [r["rate"] * (r["seconds"] / r["min"] - 1) for r in points]]  # fmt: skip
             name = f"{inter} inter-op" if inter else "0 and 0: TensorFlow's choice"
             color = f"C{place}" if inter else "#555555"
             axes.errorbar(x, rate, whiskers, fmt="-o" if inter else "D", color=color, label=name,
@@ -113,11 +113,11 @@ def plot_threads(path: str, table: list[dict[str, Any]], title: str) -> None:
     save(figure, path)
 
 
-def plot_step(path: str, step: Span, ops: list[Op], found: list[Transfer], title: str) -> None:
+def plot_step(path: str, step: Span, ops: list[Op], exchanges: list[Transfer], title: str) -> None:
     """Draws one step to `path`.png: a row per phase, then one per bucket."""
     plt = pyplot()
-    inside = [one for one in found if step[0] <= one.begin < step[1]]
-    mine = {
+    inside = [exchange for exchange in exchanges if step[0] <= exchange.begin < step[1]]
+    by_phase = {
         phase: [op[1:] for op in ops if phase_of(op[0]) == phase and step[0] <= op[1] < step[1]]
         for phase in PHASES
     }
@@ -129,14 +129,14 @@ def plot_step(path: str, step: Span, ops: list[Op], found: list[Transfer], title
                          (row - 0.36, 0.72), facecolors=STEP_COLORS[color], zorder=3)  # fmt: skip
 
     for row, phase in enumerate(PHASES):
-        bars(row, mine[phase], phase)
-    for begin, end in union(mine["backward"]):
+        bars(row, by_phase[phase], phase)
+    for begin, end in union(by_phase["backward"]):
         axes.axvspan((begin - step[0]) / 1e3, (end - step[0]) / 1e3, color="#eef0f2", lw=0)
-    for row, one in enumerate(inside, len(PHASES)):
-        bars(row, [(one.begin, one.end)], "running")
+    for row, exchange in enumerate(inside, len(PHASES)):
+        bars(row, [(exchange.begin, exchange.end)], "running")
         for kind in KINDS:
-            bars(row, one.spans.get(kind, []), kind)
-        _caption(axes, row, one, step, mine["backward"])
+            bars(row, exchange.spans.get(kind, []), kind)
+        _caption(axes, row, exchange, step, by_phase["backward"])
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlim(0, (step[1] - step[0]) / 1e3)
@@ -152,12 +152,13 @@ def plot_step(path: str, step: Span, ops: list[Op], found: list[Transfer], title
     save(figure, path)
 
 
-def _caption(axes: Any, row: int, one: Transfer, step: Span, backward: list[Span]) -> None:
+def _caption(axes: Any, row: int, exchange: Transfer, step: Span, backward: list[Span]) -> None:
     """Writes size, time and part beside the backward pass on the free side of the bar."""
-    length = one.end - one.begin
-    text = (f"{bytes_text(one.bytes)}, {time_text(length / 1e6)}, "
-            f"{beside((one.begin, one.end), backward) / length:.0%} beside backward")  # fmt: skip
-    late = one.end - step[0] > 0.6 * (step[1] - step[0])
-    at = (one.submitted if late else one.end) - step[0]
-    axes.annotate(text, (at / 1e3, row), xytext=(-6 if late else 6, 0), fontsize=8, va="center",
-                  textcoords="offset points", ha="right" if late else "left", zorder=4)  # fmt: skip
+    length = exchange.end - exchange.begin
+    part = beside((exchange.begin, exchange.end), backward) / length
+    text = f"{bytes_text(exchange.bytes)}, {time_text(length / 1e6)}, {part:.0%} beside backward"
+    is_late = exchange.end - step[0] > 0.6 * (step[1] - step[0])
+    at = (exchange.submitted if is_late else exchange.end) - step[0]
+    axes.annotate(text, (at / 1e3, row), xytext=(-6 if is_late else 6, 0), fontsize=8, va="center",
+                  textcoords="offset points", zorder=4,
+                  ha="right" if is_late else "left")  # fmt: skip

@@ -48,36 +48,36 @@ def host_parameters(short: float, long: float) -> Parameters:
 
 
 def measure_host() -> Parameters | None:
-    """Returns those of this machine, or None if an allreduce on two ranks cannot be measured."""
-    found = measure.collect("allreduce", ["ringar_engine"], 2, [SHORT, LONG], 1, 1 << 30)
-    times = [found.series.get(("ringar_engine", size)) for size in (SHORT, LONG)]
-    short, long = (one.seconds if one else 0.0 for one in times)
+    """Returns this machine's parameters, or None if no allreduce on two ranks can be measured."""
+    outcome = measure.collect("allreduce", ["ringar_engine"], 2, [SHORT, LONG], 1, 1 << 30)
+    times = [outcome.series.get(("ringar_engine", size)) for size in (SHORT, LONG)]
+    short, long = (series.seconds if series else 0.0 for series in times)
     return host_parameters(short, long) if 0 < short < long else None
 
 
 def predicted_rate(
-    parameters: Parameters, model: str, ranks: int, alone: float, cores: int
+    parameters: Parameters, model: str, ranks: int, step_seconds: float, cores: int
 ) -> float:
     """Returns images/s of all ranks, given the seconds of a step of one rank alone."""
     turns = max(1.0, ranks / cores)
     exchange = cost_model.Network(parameters, 1, ranks).local_allreduce(GRADIENT_BYTES[model])
-    return ranks * MODELS[model][1] / (turns * (alone + exchange))
+    return ranks * MODELS[model][1] / (turns * (step_seconds + exchange))
 
 
 def rows(
-    found: dict[Case, Series],
+    outcome: dict[Case, Series],
     parameters: Parameters | None = None,
     cores: int | None = None,
 ) -> list[dict[str, Any]]:
     """Returns plain data, a row per case that succeeded; `parameters` add predictions."""
     table = []
-    for (model, n, with_ringar), result in found.items():
-        alone = found.get((model, 1, False))
-        if not result.rounds or alone is None or not alone.rounds:
+    for (model, n, with_ringar), result in outcome.items():
+        base = outcome.get((model, 1, False))
+        if not result.rounds or base is None or not base.rounds:
             continue
         batch = MODELS[model][1]
         rate = n * batch / result.seconds
-        ideal = n * batch / alone.seconds
+        ideal = n * batch / base.seconds
         summary = result.summary()
         table.append(
             {"model": model, "ranks": n, "ringar": with_ringar, "batch": batch, "rate": rate,
@@ -86,7 +86,7 @@ def rows(
         )  # fmt: skip
         if parameters:
             cores = cores or len(os.sched_getaffinity(0))
-            table[-1]["predicted"] = predicted_rate(parameters, model, n, alone.seconds, cores)
+            table[-1]["predicted"] = predicted_rate(parameters, model, n, base.seconds, cores)
     return table
 
 
@@ -116,23 +116,23 @@ def main(arguments: list[str] | None = None) -> int:
     if 1 not in ranks:
         parser.error("--ranks must contain 1, which ideal is taken from")
     parameters = measure_host() if max(ranks) > 1 else None
-    found = collect(cases(options.models.split(","), ranks), options.rounds)
-    table = rows(found, parameters)
-    here = machine.describe()
-    print(f"# scaling: {machine.headline(here)}")
+    outcome = collect(cases(options.models.split(","), ranks), options.rounds)
+    table = rows(outcome, parameters)
+    host = machine.describe()
+    print(f"# scaling: {machine.headline(host)}")
     print(table_text(table))
-    missing = failures(found)
-    print(report.missing_lines(missing), end="")
+    reasons = failures(outcome)
+    print(report.missing_lines(reasons), end="")
     data = {
-        "tried": {"cases": list(map(title, found))},
+        "tried": {"cases": list(map(title, outcome))},
         "rows": table,
-        "missing": missing,
+        "missing": reasons,
         "parameters": vars(parameters) if parameters else None,
     }
-    results.keep("scaling", here, data, options.output)
+    results.keep("scaling", host, data, options.output)
     if options.output:
         plot_scaling(options.output, table)
-    return 1 if missing or any(row["wrong"] for row in table) else 0
+    return 1 if reasons or any(row["wrong"] for row in table) else 0
 
 
 if __name__ == "__main__":

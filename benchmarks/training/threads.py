@@ -61,25 +61,25 @@ def train(model: str, ranks: int, setting: Setting, result: Series) -> None:
         result.failure = str(error)
         return
     result.rounds.append(slowest(report["seconds"][0] for report in reports))
-    result.wrong += sum(report["wrong"] for report in reports)
+    result.errors += sum(report["wrong"] for report in reports)
 
 
-def search(tried: list[Setting], model: str, ranks: int, rounds: int) -> dict[Setting, Series]:
+def search(settings: list[Setting], model: str, ranks: int, rounds: int) -> dict[Setting, Series]:
     """Measures all settings in turn, `rounds` times."""
-    found = {setting: Series() for setting in tried}
+    outcome = {setting: Series() for setting in settings}
     for number in range(rounds):
-        for setting, result in found.items():
+        for setting, result in outcome.items():
             print(f"round {number + 1} of {rounds}: {setting}", file=sys.stderr)
             train(model, ranks, setting, result)
-    return found
+    return outcome
 
 
-def rows(found: dict[Setting, Series], batch: int, ranks: int) -> list[dict[str, Any]]:
+def rows(outcome: dict[Setting, Series], batch: int, ranks: int) -> list[dict[str, Any]]:
     """Returns plain data, fastest first."""
     table = [
         {"intra": intra, "inter": inter, "bind_to": binding, **result.summary(),
          "rate": ranks * batch / result.seconds}
-        for (intra, inter, binding), result in found.items()
+        for (intra, inter, binding), result in outcome.items()
         if result.rounds
     ]  # fmt: skip
     return sorted(table, key=lambda row: row["seconds"])
@@ -103,12 +103,12 @@ def verdict(table: list[dict[str, Any]], usual: Setting, ranks: int) -> str:
     """
     best = table[0]
     lines = [f"best: {command_line(best, ranks)}"]
-    own = [row for row in table if (row["intra"], row["inter"], row["bind_to"]) == usual]
-    if own and own[0] is best:
+    usual_rows = [row for row in table if (row["intra"], row["inter"], row["bind_to"]) == usual]
+    if usual_rows and usual_rows[0] is best:
         lines.append("That is what ringarrun does without any option.")
-    elif own:
-        slower = 1 - own[0]["rate"] / best["rate"]
-        clear = best["max"] < own[0]["min"]
+    elif usual_rows:
+        slower = 1 - usual_rows[0]["rate"] / best["rate"]
+        clear = best["max"] < usual_rows[0]["min"]
         lines.append(
             f"Without any option (intra-op {usual[0]}, inter-op {usual[1]}, bind to {usual[2]}) "
             f"it is {slower:.1%} slower: "
@@ -127,31 +127,33 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--inter", default=None, help="only these inter-op threads, as in 1,2")
     options = parser.parse_args(arguments)
     cores = len(os.sched_getaffinity(0))
-    tried = [
+    choices = [
         setting
         for setting in settings(options.num_proc, cores)
         if options.inter is None or setting[1] in (0, *map(int, options.inter.split(",")))
     ]
-    found = search(tried, options.model, options.num_proc, options.rounds)
-    table = rows(found, MODELS[options.model][1], options.num_proc)
-    here = machine.describe()
-    print(f"# threads for {options.model} on {options.num_proc} ranks: {machine.headline(here)}")
+    outcome = search(choices, options.model, options.num_proc, options.rounds)
+    table = rows(outcome, MODELS[options.model][1], options.num_proc)
+    host = machine.describe()
+    print(f"# threads for {options.model} on {options.num_proc} ranks: {machine.headline(host)}")
     headers = ["intra-op", "inter-op", "bind to", "images/s", "step", "min", "max"]
     lines = [
         [row["intra"], row["inter"], row["bind_to"], f"{row['rate']:.4g}", *report.spread(row)]
         for row in table
     ]
     print(report.table(headers, lines))
-    failures = {str(setting): one.failure for setting, one in found.items() if one.failure}
+    failures = {
+        str(setting): result.failure for setting, result in outcome.items() if result.failure
+    }
     for setting, why in failures.items():
         print(f"{setting}: fewer rounds, or none ({why})")
     if table:
         print(verdict(table, default(options.num_proc, cores), options.num_proc))
-    data = {"tried": {"settings": list(map(str, tried))}, "rows": table, "missing": failures}
+    data = {"tried": {"settings": list(map(str, choices))}, "rows": table, "missing": failures}
     name = f"threads-{options.model}-{options.num_proc}-ranks"
-    results.keep(name, here, data, options.output)
+    results.keep(name, host, data, options.output)
     if options.output:
-        title = f"{options.model} on {options.num_proc} ranks, {here['cores']} cores"
+        title = f"{options.model} on {options.num_proc} ranks, {host['cores']} cores"
         plot_threads(options.output, table, f"{title}: median, least and greatest of the rounds")
     return 1 if failures or any(row["wrong"] for row in table) else 0
 

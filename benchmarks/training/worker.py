@@ -65,7 +65,7 @@ def main() -> None:
             """
 
             def watched(iterator: Any) -> Any:
-                self._begins.append(time.perf_counter())
+                self._moments.append(time.perf_counter())
                 return step(iterator)
 
             return watched
@@ -73,7 +73,7 @@ def main() -> None:
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             wait_for_others(options["folder"], rank, ranks, self.turn)
             self.turn += 1
-            self._begins: list[float] = []
+            self._moments: list[float] = []
             self._start = time.perf_counter()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -81,7 +81,7 @@ def main() -> None:
 
         def steps(self) -> list[float]:
             """Returns the seconds from each watched step's begin to that of the next one."""
-            marks = [self._start, *self._begins[1:], self._start + self.seconds]
+            marks = [self._start, *self._moments[1:], self._start + self.seconds]
             return [float(seconds) for seconds in np.diff(marks)]
 
     stopwatch = Stopwatch()
@@ -105,9 +105,9 @@ def main() -> None:
     for _ in range(options["epochs"]):
         times.append(epoch())
         steps.append(stopwatch.steps())
-    wrong = weights_differ(model) if with_ringar else 0
-    wrong += sum(int(np.count_nonzero(~np.isfinite(w))) for w in model.get_weights())
-    write_report(options, rank, {"seconds": times, "steps": steps, "wrong": wrong})
+    errors = weights_differ(model) if with_ringar else 0
+    errors += sum(int(np.count_nonzero(~np.isfinite(w))) for w in model.get_weights())
+    write_report(options, rank, {"seconds": times, "steps": steps, "wrong": errors})
 
 
 if __name__ == "__main__":

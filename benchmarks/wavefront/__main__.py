@@ -22,7 +22,7 @@ from benchmarks.harness import command, launch, machine, report, results
 from benchmarks.harness import targets as bounds
 from benchmarks.harness.jobs import Reports, run_worker
 from benchmarks.harness.processes import JobFailedError
-from benchmarks.wavefront.report import Way, rows, targets, text, ways, wrong
+from benchmarks.wavefront.report import Way, faults, rows, targets, text, ways
 from benchmarks.wavefront.worker import CELLS, REFERENCE
 
 LIMIT = 300.0
@@ -60,17 +60,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    known = parser()
-    options = known.parse_args(arguments)
+    cli = parser()
+    options = cli.parse_args(arguments)
     chosen = options.only.split(",") if options.only else list(ways(options.ranks))
     if options.ranks < 2 or not set(chosen) <= set(ways(2)):
-        known.error(f"--ranks must be at least 2, --only some of {', '.join(ways(2))}")
+        cli.error(f"--ranks must be at least 2, --only some of {', '.join(ways(2))}")
     chunks = options.chunks.split(",")
     job = {"cell": options.cell, "layers": options.layers, "units": options.units,
            "steps": options.steps, "rounds": options.rounds, "counts": options.count}  # fmt: skip
-    table, errors, missing, cells = [], [], {}, []
+    table, errors, reasons, cells = [], [], {}, []
     for batch in map(int, options.batches.split(",")):
-        found: dict[str, Reports] = {}
+        by_way: dict[str, Reports] = {}
         for name, way in ways(options.ranks).items():
             if name not in chosen:
                 continue
@@ -79,25 +79,25 @@ def main(arguments: list[str] | None = None) -> int:
                      "threads": [REFERENCE, *chunks, "auto"]}[name]  # fmt: skip
             shown = int(chunks[len(chunks) // 2]) if name == "ranks" else 0
             try:
-                found[name] = run(way, {**job, "batch": batch}, cases, shown)
+                by_way[name] = run(way, {**job, "batch": batch}, cases, shown)
             except JobFailedError as error:
-                missing[f"batch {batch}, {way.title}"] = str(error)
-        table += rows(batch, options.steps, found, options.ranks)
-        errors += wrong(found)
-        if "ranks" in found:
-            cells = [one["timeline"] for one in found["ranks"]]
-    here = machine.describe()
+                reasons[f"batch {batch}, {way.title}"] = str(error)
+        table += rows(batch, options.steps, by_way, options.ranks)
+        errors += faults(by_way)
+        if "ranks" in by_way:
+            cells = [r["timeline"] for r in by_way["ranks"]]
+    host = machine.describe()
     print(f"# {options.layers} layers of {options.units} units ({options.cell}), "
-          f"{options.steps} steps, {machine.headline(here)}\n")  # fmt: skip
+          f"{options.steps} steps, {machine.headline(host)}\n")  # fmt: skip
     print(text(table, options.ranks) + "\n")
     print(bounds.table(targets(table, options.ranks)))
-    print(report.missing_lines(missing), end="")
-    data = {"tried": {"ways": chosen}, "missing": missing, "job": job, "rows": table,
+    print(report.missing_lines(reasons), end="")
+    data = {"tried": {"ways": chosen}, "missing": reasons, "job": job, "rows": table,
             "timeline": cells}  # fmt: skip
-    results.keep(f"wavefront-{options.cell}-{options.ranks}-ranks", here, data, options.output)
+    results.keep(f"wavefront-{options.cell}-{options.ranks}-ranks", host, data, options.output)
     for line in errors:
         print(f"wrong: {line}", file=sys.stderr)
-    return 1 if errors or missing else 0
+    return 1 if errors or reasons else 0
 
 
 if __name__ == "__main__":

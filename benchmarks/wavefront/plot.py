@@ -55,9 +55,9 @@ def draw(data: dict[str, Any], path: str) -> None:
     axes.tick_params(axis="y", length=0)
     boxes, names = [], []
     for rank in range(len(ranks)):
-        for color, what in zip(COLORS[rank % len(COLORS)], ("forward", "backward"), strict=True):
+        for color, kind in zip(COLORS[rank % len(COLORS)], ("forward", "backward"), strict=True):
             boxes.append(Rectangle((0, 0), 1, 1, color=color))
-            names.append(f"rank {rank}, {what}")
+            names.append(f"rank {rank}, {kind}")
     figure.tight_layout(rect=(0, 0, 1, 0.9))
     figure.legend(boxes, names, ncols=len(boxes), frameon=False, fontsize=9, loc="upper left")
     save(figure, path)

@@ -15,7 +15,7 @@ from benchmarks.wavefront.worker import REFERENCE, TOLERANCE
 GAIN = 1.6
 """The target of two ranks, over one rank with the same kernels."""
 NO_SLOWER = 0.95
-"""The target of the automatic choice over layer by layer: what rounds differ by, allowed for."""
+"""The target of the automatic choice over layer by layer, with a margin for noise."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,21 @@ def ways(ranks: int) -> dict[str, Way]:
 
 def seconds_of(reports: Reports, case: str) -> list[float]:
     """Returns the seconds of a step in each round, of the slowest rank."""
-    return [max(times) for times in zip(*(one["seconds"][case] for one in reports), strict=True)]
+    return [max(times) for times in zip(*(r["seconds"][case] for r in reports), strict=True)]
 
 
-def rows(batch: int, steps: int, found: dict[str, Reports], ranks: int) -> list[dict[str, Any]]:
+def rows(batch: int, steps: int, by_way: dict[str, Reports], ranks: int) -> list[dict[str, Any]]:
     """Returns a row for each case, in order.
 
     Args:
         batch: the sequences of a step.
         steps: their length.
-        found: the reports of the job of each way.
+        by_way: the reports of the job of each way.
         ranks: P of the model S.
     """
-    base = median(seconds_of(found["one"], REFERENCE)) if "one" in found else math.nan
+    base = median(seconds_of(by_way["one"], REFERENCE)) if "one" in by_way else math.nan
     table = []
-    for name, reports in found.items():
+    for name, reports in by_way.items():
         plain = {case: seconds_of(reports, case) for case in reports[0]["seconds"]}
         for case, seconds in plain.items():
             chunk = reports[0]["plans"].get(case, {}).get("chunk", 0)
@@ -89,11 +89,11 @@ def case_text(row: dict[str, Any]) -> str:
 
 def targets(table: list[dict[str, Any]], ranks: int) -> list[Target]:
     """Returns the targets, of the greatest batch, and of all for the automatic choice."""
-    found = []
+    goals = []
     autos = [row for row in table if row["case"] == "auto"]
     if ranks == 2:
         best = [row["times"] for row in autos if row["way"] == "ranks"]
-        found.append(Target("two ranks, automatic chunk, over one rank, greatest batch", GAIN, "x",
+        goals.append(Target("two ranks, automatic chunk, over one rank, greatest batch", GAIN, "x",
                             best[-1:] or [math.nan]))  # fmt: skip
     for name, plain in (("ranks", "one"), ("threads", "threads")):
         layers = {row["batch"]: row["seconds"] for row in table
@@ -102,16 +102,16 @@ def targets(table: list[dict[str, Any]], ranks: int) -> list[Target]:
                  for row in autos if row["way"] == name]  # fmt: skip
         if gains:
             title = f"automatic choice over layer by layer, {ways(ranks)[name].title}"
-            found.append(Target(title, NO_SLOWER, "x", gains))
-    return found
+            goals.append(Target(title, NO_SLOWER, "x", gains))
+    return goals
 
 
-def wrong(found: dict[str, Reports]) -> list[str]:
+def faults(by_way: dict[str, Reports]) -> list[str]:
     """Returns the cases whose loss or gradients are not those of layer by layer."""
     return [
         f"{name}, {case}: differs by {error:.1e}"
-        for name, reports in found.items()
-        for one in reports
-        for case, error in one["errors"].items()
+        for name, reports in by_way.items()
+        for r in reports
+        for case, error in r["errors"].items()
         if not error <= TOLERANCE  # so written, NaN is wrong, too
     ]

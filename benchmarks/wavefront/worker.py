@@ -86,23 +86,23 @@ class Job:
 
         @tf.function(autograph=False)
         def check() -> Any:
-            loss, found = gradients()
+            loss, tensors = gradients()
             if reduced and case != REFERENCE:
-                found = ringar.grouped_allreduce(found)
-            return [loss, *found]
+                tensors = ringar.grouped_allreduce(tensors)
+            return [loss, *tensors]
 
         @tf.function(autograph=False)
         def step() -> Any:
-            loss, found = gradients()
-            optimizer.apply(found, variables)
+            loss, tensors = gradients()
+            optimizer.apply(tensors, variables)
             return loss
 
         return model, check, step
 
 
-def different(one: list[Any], other: list[Any]) -> float:
+def greatest_difference(results: list[Any], expected: list[Any]) -> float:
     """Returns the greatest relative difference of two lists of tensors."""
-    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(one, other, strict=True)]
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(results, expected, strict=True)]
     return max(float(np.linalg.norm(a - b) / (np.linalg.norm(b) + 1e-12)) for a, b in pairs)
 
 
@@ -136,7 +136,9 @@ def measure(job: Job) -> Report:
     options = job.options
     cases = {case: job.functions(case) for case in options["cases"]}
     expected = [np.asarray(t) for t in job.functions(REFERENCE)[1]()]
-    errors = {case: different(list(check()), expected) for case, (_, check, _) in cases.items()}
+    errors = {
+        case: greatest_difference(list(check()), expected) for case, (_, check, _) in cases.items()
+    }
     report: Report = {"errors": errors, "seconds": {}, "plans": {}}
     for case, (model, _, step) in cases.items():
         if case == "auto":

@@ -55,7 +55,7 @@ class Names(griffe.Extension):
 def _unshadow(package: griffe.Module, modules: list[griffe.Module]) -> None:
     """Let a name that a package imports win over its submodule of that name, as it does in Python.
 
-    `ringar.collectives.allreduce` is the function for whoever imports it, and a file.
+    `ringar.collectives.allreduce` is the function to an importer, and also a file.
     """
     shadowing = {
         f"{module.path}.{name}": _find(package, path)
@@ -163,7 +163,7 @@ def _names(package: griffe.Module, path: str) -> list[str]:
 
 
 def _documented(path: str, item: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what must have a docstring: `item`, and members that a class does not explain."""
+    """Yield the items that need a docstring: `item`, and members unexplained by their class."""
     yield path, item
     if item.is_class:
         explained = set(

@@ -79,7 +79,7 @@ def _first_sentence(path: Path) -> str:
 
 
 def arrows(names: set[str]) -> list[tuple[str, str]]:
-    """Return who imports from whom, without what follows from others."""
+    """Return the imports between rooms, without those that follow from others."""
     graph = grimp.build_graph("ringar", exclude_type_checking_imports=True)
     direct: dict[str, set[str]] = {name: set() for name in names}
     for module in graph.modules:
@@ -93,8 +93,8 @@ def arrows(names: set[str]) -> list[tuple[str, str]]:
 
     return sorted(
         (name, other)
-        for name, others in direct.items()
-        for other in others.difference(*map(reached, others))
+        for name, targets in direct.items()
+        for other in targets.difference(*map(reached, targets))
     )
 
 

@@ -31,7 +31,7 @@ def test_a_step_that_fails_ends_although_a_collective_of_it_is_held(tmp_path: Pa
     outcomes.expect_success("in order")
     for outcome in outcomes.of("failed before"):
         outcome.expect("OpError", within=15)
-    message = 'allreduce "second": expected the inputs of a collective before it'
+    message = 'allreduce "second": expected the inputs of an earlier collective'
     assert message in outcomes.job.stderr, outcomes.job
     outcomes.expect_success("works after it")
 
@@ -44,5 +44,5 @@ def test_a_python_function_that_waits_leaves_a_thread_on_one_core() -> None:
 def test_a_python_function_that_waits_in_the_only_thread_says_what_to_do() -> None:
     job = run_job(None, CALL, args=["1"], deadline=60).check()
     for text in (job.stdout, job.stderr):
-        assert 'allreduce "inner": expected the inputs of a collective before it' in text, job
-        assert "ringar.init(inter_op_threads=...) gives it more" in text, job
+        assert 'allreduce "inner": expected the inputs of an earlier collective' in text, job
+        assert "raise ringar.init(inter_op_threads=...)" in text, job

@@ -159,7 +159,7 @@ TEST(segment_leaves_files_that_are_no_memory_alone) {
   SharedSegment segment(fd, 0, 2);
   const Status status = segment.join(1);
   EXPECT_EQ(status.code(), RINGAR_OUT_OF_MEMORY);
-  EXPECT_CONTAINS(status.message(), "a process that a rank has started is none");
+  EXPECT_CONTAINS(status.message(), "a child process of a rank is no rank");
   EXPECT_EQ(lseek(fd, 0, SEEK_END), 0);
   close(fd);
 }

@@ -150,7 +150,7 @@ TEST(files_with_other_limits_on_other_ranks_are_a_mismatch) {
     if (me.rank == 1) limit_files(rlim_t{512} << 20);
     const Status status = me.engine()->start();
     EXPECT_EQ(status.code(), RINGAR_MISMATCH);
-    EXPECT_CONTAINS(status.message(), "the same limit of the size of files on all ranks");
+    EXPECT_CONTAINS(status.message(), "the same limit on file sizes on all ranks");
   });
 }
 

@@ -163,7 +163,7 @@ TEST(signatures_of_compiled_code_fix_the_rows) {
   const std::string spec = "allgather dtype=int8 shapes=3,4 name=x";
   EXPECT(agree(signature(spec, {{3, 4}}), signature(spec, {{3, 4}})));
   EXPECT(!agree(signature(spec, {{3, 4}}), signature(spec, {{8, 4}})));
-  EXPECT_CONTAINS(signature(spec, {{3, 4}}).describe(), "int8[3,4] (compiled: as many rows");
+  EXPECT_CONTAINS(signature(spec, {{3, 4}}).describe(), "int8[3,4] (compiled: needs equal rows");
 }
 
 TEST(signatures_say_what_is_done) {

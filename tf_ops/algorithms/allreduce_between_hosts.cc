@@ -74,15 +74,15 @@ Status on_the_way(Communicator& c, const Request& request, const BufferList& arr
 // Arrays of any size, as many bytes at a time as a message takes.
 Status by_recursive_doubling(Communicator& c, const Request& request, const BufferList& array) {
   RINGAR_RETURN_IF_ERROR(handshake_between_hosts(c));
-  Message mine(c.buffers().at(0, Message::kMaxBytes));
-  Message theirs(c.buffers().at(1, Message::kMaxBytes));
+  Message message(c.buffers().at(0, Message::kMaxBytes));
+  Message partner_message(c.buffers().at(1, Message::kMaxBytes));
   for (size_t begin = 0; begin < array.size(); begin += kMaxPartialBytes) {
     const size_t end = std::min(array.size(), begin + kMaxPartialBytes);
     SmallAllreduce part(request, array, begin, end);
-    mine.check() = {};
-    part.take_own_part(mine.partial());
-    RINGAR_RETURN_IF_ERROR(RecursiveDoubling(c.everybody(), &part, mine, theirs).run());
-    part.finish(mine.partial());
+    message.check() = {};
+    part.take_own_part(message.partial());
+    RINGAR_RETURN_IF_ERROR(RecursiveDoubling(c.everybody(), &part, message, partner_message).run());
+    part.finish(message.partial());
   }
   return {};
 }

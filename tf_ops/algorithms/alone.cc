@@ -1,4 +1,4 @@
-// What every collective comes to when there is nobody else.
+// The collectives of a rank that is alone.
 
 #include <cstring>
 

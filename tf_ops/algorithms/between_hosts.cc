@@ -3,7 +3,7 @@
 namespace ringar {
 
 Status run_between_hosts(Communicator& c, Request& request) {
-  // Whatever this rank was asked for, the others are to learn that it cannot be done.
+  // A rejected request takes part in the handshake alone, which tells the others.
   if (c.op_state().signature.rejected) return handshake_between_hosts(c);
   switch (request.spec.collective) {
     case Collective::kAllreduce:

@@ -22,9 +22,10 @@ Status allgather_between_hosts(Communicator& communicator, Request& request);
 Status broadcast_between_hosts(Communicator& communicator, Request& request);
 Status alltoall_between_hosts(Communicator& communicator, Request& request);
 
-// How long arrays go among the ranks of a group: in chunks or blocks, several under way.
+// The algorithm for long arrays among the ranks of a group, with several chunks or blocks under
+// way.
 enum class LongWay { kRing, kHalvingDoubling };
-// The one between the hosts of a set, by its table.
+// The algorithm between the hosts of a set, from its table.
 LongWay long_way(const Communicator& communicator, size_t bytes);
 LinkTuning tuning_of(LongWay way, size_t wire_bytes, int ranks);
 std::unique_ptr<InLanes> open_lanes(LongWay way, InterNodeCommunicator& group, const Spec& spec,
@@ -39,18 +40,17 @@ Status allreduce_hierarchical(Communicator& communicator, const Request& request
 Status long_allreduce(Communicator& communicator, InterNodeCommunicator& group, LongWay way,
                       const Spec& spec, const BufferList& array);
 
-// What the handshake carries: ranks have to exchange messages in any case.
+// Data that the handshake carries, since ranks have to exchange its messages in any case.
 class HandshakePayload : public PartialResult {
  public:
-  // This rank's part to its send buffer.
+  // Copies this rank's part to its send buffer.
   virtual void publish(IntraNodeCommunicator& host) = 0;
-  // The parts of all ranks of the host to `partial`.
+  // Reduces the parts of all ranks of the host to `partial`.
   virtual void reduce_host(IntraNodeCommunicator& host, std::byte* partial) = 0;
 };
 
-// All ranks come, and learn whether they agree; with `payload`, they go on to `*result`, which
-// holds until the next collective. A rank that has computing to go on with waits patiently for the
-// others.
+// All ranks meet and learn whether they agree. The reduction of a `payload` is in `*result` until
+// the next collective. A rank that has computing to go on with waits patiently for the others.
 Status handshake_between_hosts(Communicator& communicator, HandshakePayload* payload = nullptr,
                                std::byte** result = nullptr,
                                WaitPolicy policy = WaitPolicy::kEager);

@@ -24,7 +24,7 @@ Status bruck_allgather(InterNodeCommunicator& group, StagingBuffers& buffers, si
   const auto at = [&](std::byte* begin, int block) {
     return begin + bytes * static_cast<size_t>(block);
   };
-  // Those of this rank, the next one, and so on.
+  // The blocks of this rank, of the next one, and so on.
   std::byte* const rotated = buffers.at(first_buffer, bytes * static_cast<size_t>(n));
   std::memcpy(rotated, at(blocks, group.rank()), bytes);
   for (int has = 1; has < n; has *= 2) {
@@ -44,7 +44,7 @@ Status bruck_alltoall(InterNodeCommunicator& group, StagingBuffers& buffers, siz
     return begin + bytes * static_cast<size_t>(block);
   };
   const size_t all = bytes * static_cast<size_t>(n);
-  // By the distance that a block goes in all.
+  // Blocks by the total distance that they travel.
   std::byte* const rotated = buffers.at(first_buffer, all);
   std::byte* const outgoing = buffers.at(first_buffer + 1, all);
   std::byte* const incoming = buffers.at(first_buffer + 2, all);

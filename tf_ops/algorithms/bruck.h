@@ -25,7 +25,7 @@ namespace ringar {
 Status bruck_allgather(InterNodeCommunicator& group, StagingBuffers& buffers, size_t first_buffer,
                        std::byte* blocks, size_t bytes);
 
-// `blocks` has one for each rank, which becomes the one that has come from that rank.
+// `blocks` has a block for each rank; the block from that rank replaces it.
 Status bruck_alltoall(InterNodeCommunicator& group, StagingBuffers& buffers, size_t first_buffer,
                       std::byte* blocks, size_t bytes);
 

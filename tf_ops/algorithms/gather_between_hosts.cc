@@ -5,7 +5,7 @@
 // recursive doubling would need log2 n: such arrays are better reduced whole.
 //
 // A rank's segment is its share of the rows, of all arrays of the group; shares may differ. In an
-// all-gather nobody knows the others' rows before: they are exchanged first (bruck.h).
+// all-gather no rank knows the others' row counts: they are exchanged first (bruck.h).
 
 #include <cstring>
 #include <vector>
@@ -18,7 +18,7 @@
 namespace ringar {
 namespace {
 
-// The most that any of the ring's ranks has, as if all had: what the size of chunks goes by.
+// The total if every rank of the ring had the largest share; it decides the size of chunks.
 size_t even_total(const std::vector<BufferList>& shares) {
   size_t longest = 0;
   for (const BufferList& share : shares) longest = std::max(longest, share.size());
@@ -40,8 +40,8 @@ Status exchange_rows(Communicator& c, Request& request) {
   const size_t bytes = arrays * sizeof(int64_t);
   std::byte* const rows = c.buffers().at(0, bytes * ranks);
   const auto rows_of = [&](int place) { return rows + bytes * static_cast<size_t>(place); };
-  auto* const mine = reinterpret_cast<int64_t*>(rows_of(c.everybody().rank()));
-  for (size_t i = 0; i < arrays; ++i) mine[i] = request.tensors[i].shape.rows();
+  auto* const counts = reinterpret_cast<int64_t*>(rows_of(c.everybody().rank()));
+  for (size_t i = 0; i < arrays; ++i) counts[i] = request.tensors[i].shape.rows();
   RINGAR_RETURN_IF_ERROR(bruck_allgather(c.everybody(), c.buffers(), 1, rows, bytes));
 
   request.received.resize(arrays * ranks);
@@ -69,9 +69,9 @@ Status allgather_between_hosts(Communicator& c, Request& request) {
   RINGAR_RETURN_IF_ERROR(exchange_rows(c, request));
   std::vector<BufferList> shares(static_cast<size_t>(c.size()));
   const auto place = [&](size_t i, int r, std::byte* output, size_t bytes) {
-    const std::byte* const mine = r == c.rank() ? request.tensors[i].input : nullptr;
-    shares[static_cast<size_t>(c.place_of(r))].append(mine, output, bytes);
-    if (mine && bytes > 0 && output != mine) std::memcpy(output, mine, bytes);
+    const std::byte* const input = r == c.rank() ? request.tensors[i].input : nullptr;
+    shares[static_cast<size_t>(c.place_of(r))].append(input, output, bytes);
+    if (input && bytes > 0 && output != input) std::memcpy(output, input, bytes);
   };
   RINGAR_RETURN_IF_ERROR(place_rows(request, c.size(), place));
   return run_ring(c, Ring::kAllGather, request.spec, shares);

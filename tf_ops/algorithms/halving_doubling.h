@@ -51,29 +51,20 @@ namespace ringar {
 
 class HalvingDoubling : public InLanes {
  public:
-  // Blocks are waited for by start(). `chunks` are those of an array that is cut into blocks.
+  // `chunks` are those of an array that is cut into blocks.
   HalvingDoubling(InterNodeCommunicator& group, const Spec& spec, const Chunks& chunks,
                   const WireCodec& codec, StagingBuffers& buffers, int lanes);
 
-  Status advance(bool* moved) override;
-  bool has_finished(size_t count) const override;
-
  private:
-  struct Lane {
-    size_t block;    // the one under way, or the next one
-    int round = -1;  // -1 if none is under way
-    std::byte *sums, *incoming;
-    int sending = -1, receiving = -1;
-  };
-  // From e to f: what is kept is `fewer`, of `more` segments.
+  // A round from `e` to `f` segments.
   struct Edges {
-    int more, fewer;
-    int moved() const { return more - fewer; }
+    int e, f;
+    int moved() const { return e - f; }
   };
 
-  Status start(Lane& lane, int channel);
-  Status post(Lane& lane, int channel);
-  void take_in(Lane& lane);
+  Status start(Lane& lane, int channel) override;
+  Status post(Lane& lane, int channel) override;
+  void take_in(Lane& lane) override;
   void add(const Lane& lane, int segments);
   void deliver(const Lane& lane, int first, int segments) const;
   bool halves(int round) const { return round < static_cast<int>(edges_.size()); }
@@ -81,13 +72,12 @@ class HalvingDoubling : public InLanes {
   // Bytes on the wire of the first so many segments that a rank holds of a block.
   size_t wire_bytes(size_t block, int segments) const;
   // Segment number `place` of those that this rank holds of a block, its own one first.
-  Chunks::Chunk held(size_t block, int place) const;
+  Chunks::Chunk segment_of(size_t block, int place) const;
 
   const Spec& spec_;
   const Chunks& chunks_;
   const WireCodec& codec_;
   std::vector<Edges> edges_;  // of the rounds of reduce-scatter
-  std::vector<Lane> lanes_;
 };
 
 }  // namespace ringar

@@ -19,7 +19,7 @@
 namespace ringar {
 namespace {
 
-// Ranks in no rail read what the first one of their host has got.
+// Ranks in no rail read the message that the first rank of their host has received.
 Status tell_those_in_no_rail(Communicator& c, Message message, size_t bytes) {
   IntraNodeCommunicator& host = c.host();
   if (host.rank() == 0) std::memcpy(host.send_buffer(0), message.memory(), bytes);
@@ -29,7 +29,7 @@ Status tell_those_in_no_rail(Communicator& c, Message message, size_t bytes) {
   return {};
 }
 
-// A flat algorithm among ranks of one host: one that does something else is not in the link.
+// For a flat algorithm among ranks of one host: a rank in another collective is not on the link.
 Status handshake_on_one_host(IntraNodeCommunicator& host) {
   RINGAR_RETURN_IF_ERROR(host.handshake());
   host.finish_step();
@@ -56,23 +56,24 @@ Status handshake_between_hosts(Communicator& c, HandshakePayload* payload, std::
   IntraNodeCommunicator& host = c.host();
   if (c.hosts() == 1) return handshake_on_one_host(host);
   const bool shared = host.size() > 1;
-  Message mine(c.buffers().at(0, Message::kMaxBytes)),
-      theirs(c.buffers().at(1, Message::kMaxBytes));
+  Message message(c.buffers().at(0, Message::kMaxBytes)),
+      partner_message(c.buffers().at(1, Message::kMaxBytes));
   if (payload && shared) c.op_state().timed(Span::kCopy, [&] { payload->publish(host); });
   bool agree = false;
   RINGAR_RETURN_IF_ERROR(host.check_consistency(&agree));
-  mine.check() = {c.op_state().signature.digest(), !agree};
+  message.check() = {c.op_state().signature.digest(), !agree};
   if (payload && agree && c.rail())
-    c.op_state().timed(Span::kReduce, [&] { payload->reduce_host(host, mine.partial()); });
+    c.op_state().timed(Span::kReduce, [&] { payload->reduce_host(host, message.partial()); });
   if (shared) host.finish_step();
 
   if (c.rail())
-    RINGAR_RETURN_IF_ERROR(RecursiveDoubling(*c.rail(), payload, mine, theirs, policy).run());
+    RINGAR_RETURN_IF_ERROR(
+        RecursiveDoubling(*c.rail(), payload, message, partner_message, policy).run());
   if (host.size() > c.rails())
     RINGAR_RETURN_IF_ERROR(tell_those_in_no_rail(
-        c, mine, sizeof(ConsistencyCheck) + (payload ? payload->bytes() : 0)));
-  if (mine.check().disagree) return full_disagreement(c);
-  if (result) *result = mine.partial();
+        c, message, sizeof(ConsistencyCheck) + (payload ? payload->bytes() : 0)));
+  if (message.check().disagree) return full_disagreement(c);
+  if (result) *result = message.partial();
   return {};
 }
 

@@ -45,8 +45,7 @@ Chunk in_turn(const Chunk& chunk, size_t turn, size_t bytes) {
 
 class Hierarchical {
  public:
-  // `sums` is the array that has the outputs of `array` for its inputs, too: there lies what the
-  // ranks of the host have added up.
+  // `sums` is `array` with its outputs as inputs, too: they hold the sums of the host.
   Hierarchical(Communicator& c, LongWay way, const Spec& spec, const BufferList& array,
                const BufferList& sums)
       : c_(c),
@@ -92,8 +91,8 @@ class Hierarchical {
     if (in && lanes_) c_.op_state().timed(Span::kReduce, [&] { reduce_slice(k, turn); });
     if (out && lanes_)
       c_.op_state().timed(Span::kCopy, [&] {
-        const Chunk mine = in_turn(chunks_.slice(k - depth_, host_.rank()), turn, slice_bytes_);
-        sums_.gather(mine.begin, mine.end, host_.result(host_.rank(), host_.step()));
+        const Chunk slice = in_turn(chunks_.slice(k - depth_, host_.rank()), turn, slice_bytes_);
+        sums_.gather(slice.begin, slice.end, host_.result(host_.rank(), host_.step()));
       });
     if (out) host_.post_result();
     RINGAR_RETURN_IF_ERROR(copy_results());
@@ -102,7 +101,7 @@ class Hierarchical {
     return {};
   }
 
-  // The slices of the others' rails to this rank's send buffer.
+  // Copies the slices of the others' rails to this rank's send buffer.
   void publish(size_t k, size_t turn) {
     for (int rail = 0; rail < c_.rails(); ++rail) {
       const Chunk slice = in_turn(chunks_.slice(k, rail), turn, slice_bytes_);
@@ -112,7 +111,7 @@ class Hierarchical {
     }
   }
 
-  // This rank's slice from its own input and the others' send buffers, in rank order.
+  // Reduces this rank's slice from its own input and the others' send buffers, in rank order.
   void reduce_slice(size_t k, size_t turn) {
     const Chunk slice = in_turn(chunks_.slice(k, host_.rank()), turn, slice_bytes_);
     const size_t at = slice_bytes_ * static_cast<size_t>(host_.rank());
@@ -127,7 +126,7 @@ class Hierarchical {
                     });
   }
 
-  // What the others have put into their result buffers in the turn before.
+  // Copies the others' result buffers of the turn before.
   Status copy_results() {
     if (!unread_.any) return {};
     unread_.any = false;

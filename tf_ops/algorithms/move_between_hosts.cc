@@ -8,10 +8,10 @@
 // while a long message is sent up to log2 n times by the same rank of a tree, and once in a chain.
 //
 // All-to-all is n - 1 exchanges: in the s-th one a rank sends to the one s places to its right what
-// is for it, and receives from the one s places to its left, so that no rank is sent to by two at
-// once. Each byte goes straight where it belongs, (n-1)/n of K bytes in all, which nothing
-// undercuts; messages are many, so that for a few bytes per rank the latencies are all there is.
-// Ranks learn before how many rows will come (bruck.h), and exchange nothing where there are none.
+// is for it, and receives from the one s places to its left, so that no rank receives from two at
+// once. Each byte goes straight to its destination, (n-1)/n of K bytes in all, the least possible;
+// but with n - 1 messages, latencies dominate where ranks exchange a few bytes. Ranks exchange row
+// counts first (bruck.h), and send nothing where there are no rows.
 
 #include <algorithm>
 #include <cstring>
@@ -27,7 +27,7 @@ namespace {
 
 constexpr size_t kTreeBytes = 64000;  // up to here one message takes all
 
-// `distance` from the root; all know the size.
+// `distance`: from the root. All ranks know the size.
 Status down_the_tree(InterNodeCommunicator& group, StagingBuffers& buffers, const BufferList& from,
                      const BufferList& to, int distance) {
   constexpr int kChannel = InterNodeCommunicator::kChannels - 2;
@@ -63,7 +63,7 @@ Status down_the_chain(InterNodeCommunicator& group, StagingBuffers& buffers,
   const auto policy = wait_policy_for(array.size());
   return group.until_done(policy, [&](bool* moved, bool* done) -> Status {
     if (!is_root) RINGAR_RETURN_IF_ERROR(in.advance_receiving(moved));
-    const size_t ready = is_root ? SIZE_MAX : in.ended();
+    const size_t ready = is_root ? SIZE_MAX : in.chunks_done();
     if (!is_last) RINGAR_RETURN_IF_ERROR(out.advance_sending(ready, moved));
     *done = (is_root || in.is_done()) && (is_last || out.is_done());
     return {};
@@ -91,7 +91,7 @@ Status broadcast_between_hosts(Communicator& c, Request& request) {
   const bool is_root = c.rank() == request.spec.root;
   const int root = c.place_of(request.spec.root);
   const int distance = (group.rank() - root + group.size()) % group.size();
-  // What a rank sends on is what it has received.
+  // A rank forwards the array that it has received.
   BufferList& array = c.host().workspace().array();
   for (const Tensor& t : request.tensors) {
     const size_t bytes = static_cast<size_t>(t.shape.elements()) * request.element_size();
@@ -108,7 +108,7 @@ Status alltoall_between_hosts(Communicator& c, Request& request) {
   InterNodeCommunicator& group = c.everybody();
   const size_t ranks = static_cast<size_t>(c.size());
 
-  // By place: how many rows go there; then how many come from there.
+  // By place: the number of rows for it, then of rows from it.
   const size_t bytes = sizeof(int64_t);
   auto* const counts = reinterpret_cast<int64_t*>(c.buffers().at(0, bytes * ranks));
   std::vector<BufferList> outgoing(ranks), incoming(ranks);

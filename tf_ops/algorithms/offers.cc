@@ -54,12 +54,12 @@ void Offers::read() {
       complete_ &= bytes == 0 || (offer.input && offer.output);
     });
     if (r == host_.rank()) continue;
-    BufferList& theirs = host_.workspace().array_of(r);
-    theirs.clear();
+    BufferList& array = host_.workspace().array_of(r);
+    array.clear();
     const Table& offered = table(r);
     if (offered.count == 0) continue;
     for_each(offered, [&](const Tensor&, size_t bytes, const Offer& offer) {
-      theirs.append(host_.offered(r, offer.input), host_.offered(r, offer.output), bytes);
+      array.append(host_.offered(r, offer.input), host_.offered(r, offer.output), bytes);
     });
   }
 }

@@ -1,11 +1,11 @@
-// What the ranks of a host have in the pool of outputs, told by the first step of a large
-// allreduce.
+// The arrays that ranks of a host have in the pool of outputs, announced by the first step of a
+// large allreduce.
 //
 // An offer is where an array lies in its rank's part of the pool. Offers are written to the slice
-// of a rank's send buffer that is its own, which holds nothing else. Ranks may differ in what they
-// offer: what is not there travels through the buffers.
+// of a rank's send buffer that is its own, which holds nothing else. Ranks may offer different
+// arrays: the others travel through the buffers.
 //
-// The other collectives offer inputs only: where their outputs lie, nobody else needs to know.
+// The other collectives offer inputs only, since no other rank writes to their outputs.
 
 #pragma once
 
@@ -18,18 +18,18 @@
 
 namespace ringar {
 
-// What the others need to know of the first `count` inputs of a request, to read them where they
-// lie: IntraNodeCommunicator::offer_of each, or 0 where all of them are few bytes. Who reads an
-// input there saves a copy, but ranks have to meet once more at the end.
+// The offers of the first `count` inputs of a request, by IntraNodeCommunicator::offer_of, or 0
+// where all of them are few bytes. A rank that reads an input where it lies saves a copy, but ranks
+// have to meet once more at the end.
 void offer_inputs(const IntraNodeCommunicator& host, const Request& request, uint64_t* offers,
                   size_t count);
 
 class Offers {
  public:
-  // Before the first exchange: tells the others what this rank has. `array` is all of its request.
+  // Before the first exchange: offers this rank's arrays. `array` is all of its request.
   Offers(IntraNodeCommunicator& host, const Request& request, const BufferList& array);
 
-  // After it: notes what the others have.
+  // After it: reads the others' offers.
   void read();
 
   // Whether all arrays of all ranks lie in the pool: the same on all ranks.
@@ -40,8 +40,8 @@ class Offers {
 
   // Where another rank has a byte of the array, or null.
   BufferList::Place at(int rank, size_t position) const {
-    const BufferList& theirs = host_.workspace().array_of(rank);
-    return theirs.size() == 0 ? BufferList::Place{} : theirs.at(position);
+    const BufferList& array = host_.workspace().array_of(rank);
+    return array.size() == 0 ? BufferList::Place{} : array.at(position);
   }
 
  private:

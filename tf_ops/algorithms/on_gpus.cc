@@ -1,4 +1,5 @@
-// Arrays in the memory of GPUs. NCCL moves them; ringar sees to it that all ranks mean the same.
+// Arrays in the memory of GPUs. NCCL moves them; ringar ensures that all ranks run the same
+// collective.
 //
 //   1. On the hosts, the ranks meet and compare signatures, in shared memory or through the link,
 //      as for any collective. Where only the ranks together know how many rows come out, they
@@ -14,9 +15,9 @@
 //   broadcast       ncclBroadcast for each array
 //   all-to-all      ncclSend and ncclRecv for each rank
 //
-// NCCL schedules the calls of a group together, so that a bucket of gradients needs no copying
-// together. What is moved only is moved as bytes. A sum's factors are one, which multiplies every
-// element before it is added (ncclRedOpCreatePreMulSum).
+// NCCL schedules the calls of a group together, so that a bucket of gradients needs no fusion
+// buffer. Collectives without a reduction move bytes. The factors of a sum become one, which
+// multiplies every element before the addition (ncclRedOpCreatePreMulSum).
 //
 // A rank that is alone copies, in the caller's stream.
 
@@ -32,13 +33,12 @@ namespace ringar {
 namespace {
 
 // A part of a collective that goes through the hosts: every rank's bytes to all ranks.
-class Exchange : private Spec, public Request {
+class Exchange : public InternalRequest {
  public:
-  Exchange(const Spec& of, const void* mine, size_t bytes)
-      : Spec(of), Request(static_cast<const Spec&>(*this)) {
-    collective = Collective::kAllgather;
-    dtype = DataType::kUint8;
-    tensors.push_back({static_cast<const std::byte*>(mine), nullptr, {}});
+  Exchange(const Spec& of, const void* payload, size_t bytes) : InternalRequest(of) {
+    spec_.collective = Collective::kAllgather;
+    spec_.dtype = DataType::kUint8;
+    tensors.push_back({static_cast<const std::byte*>(payload), nullptr, {}});
     tensors[0].shape.append(1);
     tensors[0].shape.append(static_cast<int64_t>(bytes));
   }
@@ -47,7 +47,6 @@ class Exchange : private Spec, public Request {
     all_.resize(static_cast<size_t>(rows) * row_bytes(0));
     return all_.data();
   }
-  void complete(const Status&) override {}
 
   const std::byte* of(int rank) const {
     return all_.data() + static_cast<size_t>(rank) * row_bytes(0);
@@ -57,13 +56,11 @@ class Exchange : private Spec, public Request {
   std::vector<std::byte> all_;
 };
 
-class Handshake : private Spec, public Request {
+class Handshake : public InternalRequest {
  public:
-  explicit Handshake(const Spec& of) : Spec(of), Request(static_cast<const Spec&>(*this)) {
-    collective = Collective::kBarrier;
+  explicit Handshake(const Spec& of) : InternalRequest(of) {
+    spec_.collective = Collective::kBarrier;
   }
-  std::byte* allocate(size_t, int64_t) override { return nullptr; }
-  void complete(const Status&) override {}
 };
 
 struct Invitation {
@@ -71,33 +68,34 @@ struct Invitation {
   char why_not[384];
 };
 
-// How many rows come from whom, in request.received; false: nobody has to know.
-bool rows_of(const Request& request, int ranks, std::vector<int64_t>* mine) {
+// Appends the row counts that the others need from this rank; false if they need none.
+bool rows_of(const Request& request, int ranks, std::vector<int64_t>* counts) {
   if (request.spec.collective == Collective::kAllgather) {
-    for (const Tensor& tensor : request.tensors) mine->push_back(tensor.shape.rows());
+    for (const Tensor& tensor : request.tensors) counts->push_back(tensor.shape.rows());
   } else if (request.spec.collective == Collective::kAlltoall) {
-    deal_rows(request, ranks,
-              [&](size_t, int, int64_t rows, const std::byte*, size_t) { mine->push_back(rows); });
+    deal_rows(request, ranks, [&](size_t, int, int64_t rows, const std::byte*, size_t) {
+      counts->push_back(rows);
+    });
   }
-  return !mine->empty();
+  return !counts->empty();
 }
 
 Status exchange_rows(Communicator& c, Request& request) {
-  std::vector<int64_t> mine;
-  if (!rows_of(request, c.size(), &mine)) return handshake_on_hosts(c, request.spec);
-  const size_t count = mine.size(), ranks = static_cast<size_t>(c.size());
-  Exchange exchange(request.spec, mine.data(), count * sizeof(int64_t));
+  std::vector<int64_t> counts;
+  if (!rows_of(request, c.size(), &counts)) return handshake_on_hosts(c, request.spec);
+  const size_t count = counts.size(), ranks = static_cast<size_t>(c.size());
+  Exchange exchange(request.spec, counts.data(), count * sizeof(int64_t));
   if (c.size() > 1) RINGAR_RETURN_IF_ERROR(c.run_on_hosts(exchange));
-  std::vector<int64_t> theirs(count);
+  std::vector<int64_t> peer_counts(count);
   const bool to_all = request.spec.collective == Collective::kAllgather;
   request.received.resize(to_all ? count * ranks : ranks);
   for (size_t r = 0; r < ranks; ++r) {
     const auto rank = static_cast<int>(r);
-    std::memcpy(theirs.data(),
-                c.size() > 1 ? static_cast<const void*>(exchange.of(rank)) : mine.data(),
+    std::memcpy(peer_counts.data(),
+                c.size() > 1 ? static_cast<const void*>(exchange.of(rank)) : counts.data(),
                 count * sizeof(int64_t));
-    if (!to_all) request.received[r] = theirs[static_cast<size_t>(c.rank())];
-    for (size_t i = 0; to_all && i < count; ++i) request.received[i * ranks + r] = theirs[i];
+    if (!to_all) request.received[r] = peer_counts[static_cast<size_t>(c.rank())];
+    for (size_t i = 0; to_all && i < count; ++i) request.received[i * ranks + r] = peer_counts[i];
   }
   return {};
 }
@@ -246,7 +244,7 @@ class Calls {
   nccl::DataType type_ = nccl::kInt8;
 };
 
-// What the collective writes on this rank; memory that only the exchange tells of is asked for.
+// The outputs of this rank; allocates those whose size only the exchange has told.
 Status place_outputs(Communicator& c, Request& request, std::vector<Enqueued::Range>* outputs) {
   const auto nothing = [](size_t, int, std::byte*, size_t) {};
   if (rows_may_differ(request.spec.collective))
@@ -269,8 +267,8 @@ Status place_outputs(Communicator& c, Request& request, std::vector<Enqueued::Ra
   return {};
 }
 
-// A rank that is alone gets what it has given. Nothing comes back to the caller's stream, but who
-// synchronizes with ringar's waits for it.
+// A rank that is alone copies its inputs to its outputs. Nothing comes back to the caller's stream,
+// but who synchronizes with ringar's waits for it.
 Status copy_alone(Gpu& gpu, const Request& request) {
   const auto stream = static_cast<cuda::Stream>(request.gpu->stream);
   for (const Tensor& t : request.tensors) {
@@ -312,14 +310,14 @@ Status handshake_on_hosts(Communicator& c, const Spec& spec) {
 
 Status open_gpus(Communicator& c, GpuCommunicator& group, int first, const Spec& spec) {
   if (group.is_open()) return {};
-  Invitation mine{};
+  Invitation draft{};
   if (group.rank() == 0) {
-    const Status status = RINGAR_NCCL(c.world().gpu->nccl(), GetUniqueId, &mine.id);
+    const Status status = RINGAR_NCCL(c.world().gpu->nccl(), GetUniqueId, &draft.id);
     const std::string why = status.ok() ? "" : c.op_state().prefix() + status.message();
-    std::memcpy(mine.why_not, why.data(), fitting(why, sizeof mine.why_not - 1));
+    std::memcpy(draft.why_not, why.data(), fitting(why, sizeof draft.why_not - 1));
   }
-  Exchange exchange(spec, &mine, sizeof mine);
-  Invitation invitation = mine;
+  Exchange exchange(spec, &draft, sizeof draft);
+  Invitation invitation = draft;
   if (c.size() > 1) {
     RINGAR_RETURN_IF_ERROR(c.run_on_hosts(exchange));
     std::memcpy(&invitation, exchange.of(first), sizeof invitation);

@@ -7,7 +7,7 @@
 
 namespace ringar {
 
-// All ranks come, and learn whether they agree; they exchange nothing.
+// All ranks meet and learn whether they agree; they exchange no data.
 Status handshake_on_hosts(Communicator& communicator, const Spec& spec);
 
 // Opens the communicator of a group, whose first rank is rank `first` of the set, if that was not

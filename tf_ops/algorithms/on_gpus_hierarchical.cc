@@ -10,11 +10,11 @@
 //
 // The GPU reduces block k+1 while the hosts exchange block k, with two buffers of one slice each. A
 // host sends and receives 2 (h-1)/h K bytes for h hosts, however many ranks it has, as with arrays
-// in its own memory (hierarchical.cc). The call returns when the last of these has ended: other
-// than NCCL's collectives, this one holds its thread.
+// in its own memory (hierarchical.cc). The call returns when the last of these has ended: unlike
+// NCCL's collectives, this one blocks its thread.
 //
 // The sum of a host is NCCL's, in the arrays' dtype; between hosts float16 and bfloat16 are added
-// in float32, and `wire=` makes float32 narrow.
+// in float32, and `wire=` compresses float32.
 
 #include <algorithm>
 
@@ -34,7 +34,7 @@ class Hierarchy {
   Hierarchy(Communicator& c, const Request& request)
       : c_(c),
         gpu_(*c.world().gpu),
-        here_(*c.gpus_here()),
+        gpus_(*c.gpus_here()),
         spec_(request.spec),
         rails_(static_cast<size_t>(c.rails())) {
     spec_.prescale = spec_.postscale = 1;
@@ -45,7 +45,7 @@ class Hierarchy {
     slice_ = std::clamp((even + kAlignment - 1) / kAlignment * kAlignment, kAlignment, kSliceBytes);
   }
 
-  // Before the group is locked: it may wait for what is under way.
+  // To be called before the group is locked, since it may wait for collectives under way.
   Status prepare() {
     gpu_.watch().make_room();
     for (size_t i = 0; i < 2; ++i) RINGAR_RETURN_IF_ERROR(gpu_.staging(i, slice_, &staging_[i]));
@@ -73,9 +73,9 @@ class Hierarchy {
   size_t bytes(size_t k, size_t rail) const {
     return std::min(slice_, array_.size() - begin(k, rail));
   }
-  bool has_slice() const { return static_cast<size_t>(here_.rank()) < rails_; }
+  bool has_slice() const { return static_cast<size_t>(gpus_.rank()) < rails_; }
   size_t own_bytes(size_t k) const {
-    return has_slice() ? bytes(k, static_cast<size_t>(here_.rank())) : 0;
+    return has_slice() ? bytes(k, static_cast<size_t>(gpus_.rank())) : 0;
   }
   Gpu::Staging& staging(size_t k) const { return *staging_[k % 2]; }
 
@@ -92,28 +92,28 @@ class Hierarchy {
   }
 
   Status reduce_here(size_t k) {
-    const nccl::Comm comm = here_.communicator().handle();
+    const nccl::Comm comm = gpus_.communicator().handle();
     const size_t element = size_of(spec_.dtype);
     const auto calls = [&] {
-      return for_each_part(
-          k, [&](const std::byte* input, std::byte*, size_t n, size_t at, size_t rail) {
-            const bool mine = static_cast<int>(rail) == here_.rank();
-            return RINGAR_NCCL(gpu_.nccl(), Reduce, input, mine ? staging(k).there + at : nullptr,
-                               n / element, nccl_type(spec_.dtype), op_, static_cast<int>(rail),
-                               comm, gpu_.stream());
-          });
+      return for_each_part(k, [&](const std::byte* input, std::byte*, size_t n, size_t at,
+                                  size_t rail) {
+        const bool owns_rail = static_cast<int>(rail) == gpus_.rank();
+        return RINGAR_NCCL(gpu_.nccl(), Reduce, input, owns_rail ? staging(k).device + at : nullptr,
+                           n / element, nccl_type(spec_.dtype), op_, static_cast<int>(rail), comm,
+                           gpu_.stream());
+      });
     };
-    RINGAR_RETURN_IF_ERROR(here_.communicator().group(calls, here_.watchdog()));
+    RINGAR_RETURN_IF_ERROR(gpus_.communicator().group(calls, gpus_.watchdog()));
     if (own_bytes(k) == 0) return {};
-    RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(gpu_.driver(), MemcpyDtoHAsync, staging(k).here,
-                                       reinterpret_cast<cuda::Pointer>(staging(k).there),
+    RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(gpu_.driver(), MemcpyDtoHAsync, staging(k).host,
+                                       reinterpret_cast<cuda::Pointer>(staging(k).device),
                                        own_bytes(k), gpu_.stream()));
     return RINGAR_CUDA(gpu_.driver(), EventRecord, staging(k).arrived, gpu_.stream());
   }
 
   Status reduce_between_hosts(size_t k) {
     if (own_bytes(k) == 0) return {};
-    const auto still_well = here_.watchdog();
+    const auto still_well = gpus_.watchdog();
     const auto look = [&](bool* done) -> Status {
       const cuda::Result arrived = gpu_.driver().EventQuery(staging(k).arrived);
       *done = arrived != cuda::kNotReady;
@@ -121,33 +121,33 @@ class Hierarchy {
     };
     RINGAR_RETURN_IF_ERROR(wait_until(Rest::for_gpu(), nullptr, look, [&]() -> Status {
       RINGAR_RETURN_IF_ERROR(still_well());
-      return here_.communicator().asynchronous_error();
+      return gpus_.communicator().asynchronous_error();
     }));
     BufferList slice;
-    slice.append(staging(k).here, staging(k).here, own_bytes(k));
+    slice.append(staging(k).host, staging(k).host, own_bytes(k));
     return long_allreduce(c_, *c_.rail(), long_way(c_, rails_ * slice.size()), spec_, slice);
   }
 
   Status spread_here(size_t k) {
     if (own_bytes(k) > 0)
       RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(gpu_.driver(), MemcpyHtoDAsync,
-                                         reinterpret_cast<cuda::Pointer>(staging(k).there),
-                                         staging(k).here, own_bytes(k), gpu_.stream()));
-    const nccl::Comm comm = here_.communicator().handle();
+                                         reinterpret_cast<cuda::Pointer>(staging(k).device),
+                                         staging(k).host, own_bytes(k), gpu_.stream()));
+    const nccl::Comm comm = gpus_.communicator().handle();
     const auto calls = [&] {
       return for_each_part(
           k, [&](const std::byte*, std::byte* output, size_t n, size_t at, size_t rail) {
-            const bool mine = static_cast<int>(rail) == here_.rank();
-            return RINGAR_NCCL(gpu_.nccl(), Broadcast, mine ? staging(k).there + at : output,
+            const bool owns_rail = static_cast<int>(rail) == gpus_.rank();
+            return RINGAR_NCCL(gpu_.nccl(), Broadcast, owns_rail ? staging(k).device + at : output,
                                output, n, nccl::kInt8, static_cast<int>(rail), comm, gpu_.stream());
           });
     };
-    return here_.communicator().group(calls, here_.watchdog());
+    return gpus_.communicator().group(calls, gpus_.watchdog());
   }
 
   Communicator& c_;
   Gpu& gpu_;
-  GpuCommunicator& here_;
+  GpuCommunicator& gpus_;
   Spec spec_;  // of what travels between hosts
   nccl::RedOp op_ = nccl::kSum;
   const size_t rails_;
@@ -161,18 +161,18 @@ class Hierarchy {
 Status enqueue_hierarchical(Communicator& c, const Request& request,
                             const std::shared_ptr<Enqueued>& entry) {
   Gpu& gpu = *c.world().gpu;
-  GpuCommunicator& here = *c.gpus_here();
-  RINGAR_RETURN_IF_ERROR(open_gpus(c, here, c.first_here(), request.spec));
+  GpuCommunicator& gpus = *c.gpus_here();
+  RINGAR_RETURN_IF_ERROR(open_gpus(c, gpus, c.first_here(), request.spec));
   Hierarchy hierarchy(c, request);
   RINGAR_RETURN_IF_ERROR(hierarchy.prepare());
-  const std::lock_guard<std::mutex> lock(here.mutex());
-  RINGAR_RETURN_IF_ERROR(here.failure());
+  const std::lock_guard<std::mutex> lock(gpus.mutex());
+  RINGAR_RETURN_IF_ERROR(gpus.failure());
   nccl::RedOp op = nccl::kSum;
-  RINGAR_RETURN_IF_ERROR(here.communicator().acquire(request.spec.op, request.spec.dtype,
+  RINGAR_RETURN_IF_ERROR(gpus.communicator().acquire(request.spec.op, request.spec.dtype,
                                                      factor_of(request.spec), &op));
   Status status = gpu.begin(request.gpu->stream);
   if (status.ok()) status = hierarchy.run(op);
-  here.communicator().release(op);
+  gpus.communicator().release(op);
   RINGAR_RETURN_IF_ERROR(status);
   return gpu.end(request.gpu->stream, entry);
 }

@@ -31,28 +31,28 @@ Status RecursiveDoubling::exchange(int partner) {
 Status RecursiveDoubling::hand_over(int partner) {
   RINGAR_RETURN_IF_ERROR(transfer(partner, true, false));
   RINGAR_RETURN_IF_ERROR(transfer(partner, false, true));
-  std::memcpy(mine_.memory(), theirs_.memory(), bytes());
+  std::memcpy(message_.memory(), partner_message_.memory(), bytes());
   return {};
 }
 
 Status RecursiveDoubling::transfer(int partner, bool send, bool receive) {
   int handles[] = {-1, -1};
   if (receive)
-    RINGAR_RETURN_IF_ERROR(
-        group_.receive(partner, kChannel, theirs_.memory(), Message::kMaxBytes, &handles[0],
-                       Link::Length::kAtMost));  // who does something else has less to say
+    RINGAR_RETURN_IF_ERROR(group_.receive(
+        partner, kChannel, partner_message_.memory(), Message::kMaxBytes, &handles[0],
+        Link::Length::kAtMost));  // a rank in another collective sends less
   if (send)
-    RINGAR_RETURN_IF_ERROR(group_.send(partner, kChannel, mine_.memory(), bytes(), &handles[1]));
+    RINGAR_RETURN_IF_ERROR(group_.send(partner, kChannel, message_.memory(), bytes(), &handles[1]));
   return group_.finish(policy_, handles, 2);
 }
 
 void RecursiveDoubling::absorb(int partner) {
-  mine_.check().hear(theirs_.check());
-  if (!result_ || mine_.check().disagree) return;  // then theirs may be of something else
+  message_.check().hear(partner_message_.check());
+  if (!result_ || message_.check().disagree) return;  // the partner may be in another collective
   const bool lower = partner < group_.rank();
   group_.timed(Span::kReduce, [&] {
-    result_->combine(lower ? theirs_.partial() : mine_.partial(),
-                     lower ? mine_.partial() : theirs_.partial(), mine_.partial());
+    result_->combine(lower ? partner_message_.partial() : message_.partial(),
+                     lower ? message_.partial() : partner_message_.partial(), message_.partial());
   });
 }
 

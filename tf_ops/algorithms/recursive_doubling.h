@@ -1,4 +1,4 @@
-// Recursive doubling: what all ranks of a group have comes together in ceil(log2 n) messages.
+// Recursive doubling: combines the data of all ranks of a group in ceil(log2 n) messages.
 //
 // In round k the rank at place p exchanges messages with the one at place p xor 2^k. Where n is no
 // power of two, 2^m + e, the first 2e ranks pair up before: the even ones hand over to their odd
@@ -24,7 +24,7 @@ class PartialResult {
  public:
   virtual ~PartialResult() = default;
   virtual size_t bytes() const = 0;  // at most kMaxPartialBytes
-  // The partial results of lower and of higher ranks to `to`, which is one of them.
+  // Combines the partial results of lower and of higher ranks in `to`, which is one of the two.
   virtual void combine(const std::byte* low, const std::byte* high, std::byte* to) = 0;
 };
 
@@ -46,11 +46,15 @@ class RecursiveDoubling {
  public:
   static constexpr int kChannel = InterNodeCommunicator::kChannels - 1;  // rings use the others
 
-  // `result` may be null. `mine` is what this rank has, and at the end what all have; messages are
-  // received into `theirs`. Both have Message::kMaxBytes.
-  RecursiveDoubling(InterNodeCommunicator& group, PartialResult* result, Message mine,
-                    Message theirs, WaitPolicy policy = WaitPolicy::kEager)
-      : group_(group), result_(result), mine_(mine), theirs_(theirs), policy_(policy) {}
+  // `result` may be null. `message` has this rank's data, and at the end the combined data;
+  // messages are received into `partner_message`. Both have Message::kMaxBytes.
+  RecursiveDoubling(InterNodeCommunicator& group, PartialResult* result, Message message,
+                    Message partner_message, WaitPolicy policy = WaitPolicy::kEager)
+      : group_(group),
+        result_(result),
+        message_(message),
+        partner_message_(partner_message),
+        policy_(policy) {}
 
   Status run();
 
@@ -63,7 +67,7 @@ class RecursiveDoubling {
 
   InterNodeCommunicator& group_;
   PartialResult* const result_;
-  Message mine_, theirs_;
+  Message message_, partner_message_;
   const WaitPolicy policy_;
 };
 

@@ -14,7 +14,7 @@
 //
 // Each rank sends (n-1)/n K bytes in each of the two, 2 (n-1)/n K for an allreduce of K bytes, and
 // no algorithm sends less (Patarasuk and Yuan 2009). It takes 2 (n-1) messages one after the other,
-// which is what it loses by where K is small (recursive_doubling.cc) or n is large.
+// which makes it slow where K is small (recursive_doubling.cc) or n is large.
 //
 // Segments are cut into chunks, and chunk k of all segments goes around in lane k mod `lanes`. A
 // lane is a small ring of its own, with two buffers: one holds what it sends, the other takes what
@@ -46,20 +46,10 @@ class Ring : public InLanes {
   Ring(InterNodeCommunicator& group, Kind kind, const Chunks& chunks, const WireCodec& codec,
        StagingBuffers& buffers, int lanes);
 
-  Status advance(bool* moved) override;
-  bool has_finished(size_t count) const override;
-
  private:
-  struct Lane {
-    size_t chunk;   // the one under way, or the next one
-    int step = -1;  // -1 if none is under way
-    std::byte *holding, *incoming;
-    int sending = -1, receiving = -1;
-  };
-
-  Status start(Lane& lane, int channel);
-  Status post(Lane& lane, int channel);
-  void take_in(Lane& lane);
+  Status start(Lane& lane, int channel) override;
+  Status post(Lane& lane, int channel) override;
+  void take_in(Lane& lane) override;
   int segment(int distance) const { return group().neighbor(-distance % group().size()); }
   int outgoing(int step) const;
   int incoming(int step) const;
@@ -67,8 +57,7 @@ class Ring : public InLanes {
   const Chunks& chunks_;
   const WireCodec& codec_;
   const int hops_;  // of one round: size - 1
-  const int first_step_, last_step_;
-  std::vector<Lane> lanes_;
+  const int first_step_;
 };
 
 }  // namespace ringar

@@ -24,8 +24,8 @@ void deal_rows(const Request& request, int ranks, Visit visit) {
   }
 }
 
-// Finds memory for the outputs of an all-gather or all-to-all, whose `received` is filled in, and
-// calls visit(array, rank, output, bytes) for the place of each rank's rows.
+// Finds memory for the outputs of an all-gather or all-to-all, whose `received` is set, and calls
+// visit(array, rank, output, bytes) for the place of each rank's rows.
 template <typename Visit>
 Status place_rows(Request& request, int ranks, Visit visit) {
   const int64_t* received = request.received.data();

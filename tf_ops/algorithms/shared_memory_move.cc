@@ -66,8 +66,8 @@ void publish(IntraNodeCommunicator& host, const Stream& stream, const BufferList
   });
 }
 
-// Copies the chunks of all ranks, step by step. `outgoing` is what this rank sends, `incoming[r]`
-// where what rank r sends goes; `at` is where this rank's chunks lie in a send buffer of r.
+// Copies the chunks of all ranks, step by step. `outgoing` has the data of this rank, `incoming[r]`
+// the place for those of rank r; `at` is where this rank's chunks lie in a send buffer of r.
 Status run_stream(IntraNodeCommunicator& host, const Stream& stream, const BufferList& outgoing,
                   const std::vector<BufferList>& incoming, size_t longest) {
   for (uint64_t step = 0;; ++step) {
@@ -207,16 +207,18 @@ Status alltoall_in_shared_memory(IntraNodeCommunicator& host, Request& request) 
   request.received.assign(ranks, 0);
   std::vector<const std::byte*>& pooled = host.workspace().sources;  // what is for this rank
   for (int r = 0; r < host.size(); ++r) {
-    const int64_t* const theirs = counts_of(r);
-    request.received[static_cast<size_t>(r)] = theirs[me];
+    const int64_t* const peer_counts = counts_of(r);
+    request.received[static_cast<size_t>(r)] = peer_counts[me];
     const std::byte* const input = host.offered(r, *offer(r));
-    pooled[static_cast<size_t>(r)] =
-        input ? input + static_cast<size_t>(std::accumulate(theirs, theirs + me, int64_t{0})) * row
-              : nullptr;
+    pooled[static_cast<size_t>(r)] = input
+                                         ? input + static_cast<size_t>(std::accumulate(
+                                                       peer_counts, peer_counts + me, int64_t{0})) *
+                                                       row
+                                         : nullptr;
     any_in_pool |= input != nullptr;
     if (!input)
-      longest =
-          std::max(longest, static_cast<size_t>(*std::max_element(theirs, theirs + ranks)) * row);
+      longest = std::max(
+          longest, static_cast<size_t>(*std::max_element(peer_counts, peer_counts + ranks)) * row);
   }
   const int64_t rows =
       std::accumulate(request.received.begin(), request.received.end(), int64_t{0});

@@ -53,9 +53,9 @@ Reduction reduction_of(const Spec& spec) {
   return {spec.dtype, spec.op, spec.prescale, spec.postscale};
 }
 
-// Reduces [begin, begin + bytes) of `mine` with what the other ranks left at `at` in their send
+// Reduces [begin, begin + bytes) of `array` with what the other ranks left at `at` in their send
 // buffers, or, if `in_pool` tells of it, have in the pool.
-void reduce_range(IntraNodeCommunicator& host, const Request& request, const BufferList& mine,
+void reduce_range(IntraNodeCommunicator& host, const Request& request, const BufferList& array,
                   size_t begin, size_t bytes, size_t at,
                   const std::vector<BufferList>* in_pool = nullptr) {
   std::vector<const std::byte*>& sources = host.workspace().sources;
@@ -71,7 +71,7 @@ void reduce_range(IntraNodeCommunicator& host, const Request& request, const Buf
     reduce(reduction_of(request.spec), sources.data(), host.size(), output,
            part / request.element_size());
   };
-  mine.for_each(begin, begin + bytes, reduce_part);
+  array.for_each(begin, begin + bytes, reduce_part);
 }
 
 Status allreduce_small(IntraNodeCommunicator& host, const Request& request,
@@ -203,14 +203,15 @@ Status reducescatter_in_shared_memory(IntraNodeCommunicator& host, Request& requ
   size_t longest = 0;
   deal_rows(
       request, host.size(), [&](size_t i, int r, int64_t, const std::byte* input, size_t bytes) {
-        const bool mine = r == host.rank(), pooled = i < offered && offers(host.rank())[i];
-        shares[static_cast<size_t>(r)].append(mine || !pooled ? input : nullptr,
-                                              mine ? request.tensors[i].output : nullptr, bytes);
+        const bool is_receiver = r == host.rank(), pooled = i < offered && offers(host.rank())[i];
+        shares[static_cast<size_t>(r)].append(is_receiver || !pooled ? input : nullptr,
+                                              is_receiver ? request.tensors[i].output : nullptr,
+                                              bytes);
       });
   for (const BufferList& share : shares) longest = std::max(longest, share.size());
 
-  const BufferList& mine = shares[static_cast<size_t>(host.rank())];
-  std::vector<BufferList>& theirs = host.workspace().in_pool_per_rank();
+  const BufferList& own_share = shares[static_cast<size_t>(host.rank())];
+  std::vector<BufferList>& pool_shares = host.workspace().in_pool_per_rank();
   bool any_in_pool = false, all_in_pool = true;
   const auto read_offers = [&](size_t i, int receiver, int64_t, const std::byte* input,
                                size_t bytes) {
@@ -219,7 +220,7 @@ Status reducescatter_in_shared_memory(IntraNodeCommunicator& host, Request& requ
       const std::byte* const pooled = host.offered(r, i < offered ? offers(r)[i] : 0);
       any_in_pool |= pooled != nullptr;
       all_in_pool &= pooled != nullptr;
-      theirs[static_cast<size_t>(r)].append(
+      pool_shares[static_cast<size_t>(r)].append(
           pooled ? pooled + (input - request.tensors[i].input) : nullptr, nullptr, bytes);
     }
   };
@@ -238,10 +239,11 @@ Status reducescatter_in_shared_memory(IntraNodeCommunicator& host, Request& requ
     RINGAR_RETURN_IF_ERROR(begin == 0 ? host.handshake() : host.exchange());
     if (begin == 0) deal_rows(request, host.size(), read_offers);
     if (all_in_pool) end = longest;
-    const size_t stop = std::min(end, mine.size());
+    const size_t stop = std::min(end, own_share.size());
     if (begin < stop)
       host.timed(Span::kReduce, [&] {
-        reduce_range(host, request, mine, begin, stop - begin, at, any_in_pool ? &theirs : nullptr);
+        reduce_range(host, request, own_share, begin, stop - begin, at,
+                     any_in_pool ? &pool_shares : nullptr);
       });
     host.finish_step();
     begin = end;

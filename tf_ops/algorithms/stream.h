@@ -27,23 +27,24 @@ class Stream {
         first_buffer_(first_buffer),
         handles_(static_cast<size_t>(tuning_.lanes), -1) {}
 
-  bool is_done() const { return ended_ == count(); }
+  bool is_done() const { return chunks_done_ == count(); }
   // Chunks that have been sent, or received and put into their place.
-  size_t ended() const { return ended_; }
+  size_t chunks_done() const { return chunks_done_; }
 
   // Sends what lies ready: chunks before `ready`, from the array's inputs.
   Status advance_sending(size_t ready, bool* moved) {
-    while (begun_ < std::min(ready, count()) && begun_ - ended_ < handles_.size()) {
-      array_.gather(begin(begun_), begin(begun_ + 1), buffer(begun_));
-      RINGAR_RETURN_IF_ERROR(
-          group_.send(peer_, kChannel, buffer(begun_), bytes(begun_), &handle(begun_)));
-      ++begun_;
+    while (chunks_begun_ < std::min(ready, count()) &&
+           chunks_begun_ - chunks_done_ < handles_.size()) {
+      array_.gather(begin(chunks_begun_), begin(chunks_begun_ + 1), buffer(chunks_begun_));
+      RINGAR_RETURN_IF_ERROR(group_.send(peer_, kChannel, buffer(chunks_begun_),
+                                         bytes(chunks_begun_), &handle(chunks_begun_)));
+      ++chunks_begun_;
       *moved = true;
     }
-    while (ended_ < begun_) {
-      RINGAR_RETURN_IF_ERROR(group_.poll(&handle(ended_), moved));
-      if (handle(ended_) >= 0) break;
-      ++ended_;
+    while (chunks_done_ < chunks_begun_) {
+      RINGAR_RETURN_IF_ERROR(group_.poll(&handle(chunks_done_), moved));
+      if (handle(chunks_done_) >= 0) break;
+      ++chunks_done_;
     }
     return {};
   }
@@ -51,16 +52,16 @@ class Stream {
   // Receives into the array's outputs.
   Status advance_receiving(bool* moved) {
     for (;;) {
-      while (begun_ < count() && begun_ - ended_ < handles_.size()) {
-        RINGAR_RETURN_IF_ERROR(
-            group_.receive(peer_, kChannel, buffer(begun_), bytes(begun_), &handle(begun_)));
-        ++begun_;
+      while (chunks_begun_ < count() && chunks_begun_ - chunks_done_ < handles_.size()) {
+        RINGAR_RETURN_IF_ERROR(group_.receive(peer_, kChannel, buffer(chunks_begun_),
+                                              bytes(chunks_begun_), &handle(chunks_begun_)));
+        ++chunks_begun_;
       }
-      if (ended_ == begun_) return {};
-      RINGAR_RETURN_IF_ERROR(group_.poll(&handle(ended_), moved));
-      if (handle(ended_) >= 0) return {};
-      array_.scatter(begin(ended_), begin(ended_ + 1), buffer(ended_));
-      ++ended_;
+      if (chunks_done_ == chunks_begun_) return {};
+      RINGAR_RETURN_IF_ERROR(group_.poll(&handle(chunks_done_), moved));
+      if (handle(chunks_done_) >= 0) return {};
+      array_.scatter(begin(chunks_done_), begin(chunks_done_ + 1), buffer(chunks_done_));
+      ++chunks_done_;
     }
   }
 
@@ -82,7 +83,7 @@ class Stream {
   const size_t first_buffer_;
   const LinkTuning tuning_ = link_tuning(SIZE_MAX, 1);
   std::vector<int> handles_;
-  size_t begun_ = 0, ended_ = 0;
+  size_t chunks_begun_ = 0, chunks_done_ = 0;
 };
 
 }  // namespace ringar

@@ -42,13 +42,13 @@ void WireCodec::add(const std::byte* input, std::byte* wire, size_t bytes, doubl
     const std::byte* const sources[] = {wire, input};
     return reduce(reduction, sources, 2, wire, bytes / element_);
   }
-  alignas(64) std::byte came[kTile], mine[kTile];
+  alignas(64) std::byte came[kTile], tile[kTile];
   for (size_t at = 0; at < bytes; at += kTile) {
     const size_t n = std::min(kTile, bytes - at);
     std::byte* const place = wire + wire_bytes(at);
     take(place, came, n);
-    if (prescale_ != 1.0) scale(input + at, mine, n, prescale_);
-    const std::byte* const sources[] = {came, prescale_ == 1.0 ? input + at : mine};
+    if (prescale_ != 1.0) scale(input + at, tile, n, prescale_);
+    const std::byte* const sources[] = {came, prescale_ == 1.0 ? input + at : tile};
     reduce(reduction, sources, 2, came, n / element_);
     put(came, place, n);
   }

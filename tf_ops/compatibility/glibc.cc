@@ -59,10 +59,10 @@ __attribute__((visibility("hidden"))) int pthread_cond_clockwait(pthread_cond_t*
                                                                  pthread_mutex_t* mutex,
                                                                  clockid_t clock,
                                                                  const timespec* until) {
-  static void* const there = dlsym(RTLD_DEFAULT, "pthread_cond_clockwait");
-  return there ? reinterpret_cast<decltype(&pthread_cond_clockwait)>(there)(condition, mutex, clock,
-                                                                            until)
-               : ringar::wait_by_wall_clock(condition, mutex, clock, until);
+  static void* const function = dlsym(RTLD_DEFAULT, "pthread_cond_clockwait");
+  return function ? reinterpret_cast<decltype(&pthread_cond_clockwait)>(function)(condition, mutex,
+                                                                                  clock, until)
+                  : ringar::wait_by_wall_clock(condition, mutex, clock, until);
 }
 
 }  // extern "C"

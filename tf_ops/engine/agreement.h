@@ -10,8 +10,8 @@
 
 namespace ringar {
 
-// `preparation`, when its turn has come, tells why this rank does not agree, or "".
-class Agreement : public Request {
+// `preparation` is called when its turn has come, and returns why this rank does not agree, or "".
+class Agreement : public InternalRequest {
  public:
   using Preparation = std::function<std::string()>;
   using Conclusion = std::function<Status()>;
@@ -19,18 +19,15 @@ class Agreement : public Request {
   Agreement(
       Collective collective, std::string name, Preparation preparation = [] { return ""; },
       Conclusion conclusion = [] { return Status(); }, int process_set = 0)
-      : Request(spec_), preparation_(std::move(preparation)), conclusion_(std::move(conclusion)) {
+      : preparation_(std::move(preparation)), conclusion_(std::move(conclusion)) {
     spec_.collective = collective;
     spec_.process_set = process_set;
     spec_.name = std::move(name);
   }
   std::string rejection(int) const override { return preparation_(); }
-  std::byte* allocate(size_t, int64_t) override { return nullptr; }
   Status conclude() override { return conclusion_(); }
-  void complete(const Status&) override {}
 
  private:
-  Spec spec_;
   const Preparation preparation_;
   const Conclusion conclusion_;
 };

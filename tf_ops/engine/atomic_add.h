@@ -16,7 +16,7 @@ constexpr bool has_atomic_add(DataType t) {
 
 // Each element on its own; integers wrap around.
 void atomic_add(DataType dtype, std::byte* to, const std::byte* summands, size_t elements);
-// One element; `summand` becomes what was there before.
+// One element; `summand` becomes the previous value.
 void atomic_fetch_add(DataType dtype, std::byte* to, std::byte* summand);
 
 }  // namespace ringar

@@ -21,8 +21,8 @@ std::mutex the_engine_mutex;
 thread_local std::string last_error;
 
 // A forked child (of a data loader, say) has the engine's memory but not its thread, and is no
-// rank: it must neither use the engine nor tell the others that this rank has left. What it has of
-// the engine is left where it is.
+// rank: it must neither use the engine nor tell the others that this rank has left. Its copy of the
+// engine is never destroyed.
 void forget_engine_in_forked_children() {
   pthread_atfork([] { the_engine_mutex.lock(); }, [] { the_engine_mutex.unlock(); },
                  [] {

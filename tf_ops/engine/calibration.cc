@@ -25,8 +25,8 @@ constexpr size_t kBytesOfAllRanks[] = {size_t{8} << 20, size_t{16} << 20, size_t
 constexpr double kSecondsBetweenHosts = 0.2;  // and what is under way
 constexpr size_t kTurns = 5;
 constexpr double kSecondsOfTurns = 0.05;  // of an array, unless one turn takes longer
-// Where halving and doubling take less of a ring's time at the longest array that there was time
-// for, they are taken for any longer one, too: they send as many bytes.
+// If halving and doubling take less than this part of a ring's time for the longest array measured,
+// longer arrays use them, too: they send as many bytes.
 constexpr double kByFar = 0.5;
 // An array that takes so long is not all latency; several streams that gain less are noise.
 constexpr double kSecondsOfStreams = 0.01;
@@ -63,10 +63,9 @@ class Pages {
   void* const memory_;
 };
 
-class Allreduce : public Request {
+class Allreduce : public InternalRequest {
  public:
-  Allreduce(DataType dtype, ReduceOp op, const std::byte* input, std::byte* output, size_t bytes)
-      : Request(spec_) {
+  Allreduce(DataType dtype, ReduceOp op, const std::byte* input, std::byte* output, size_t bytes) {
     spec_.collective = Collective::kAllreduce;
     spec_.dtype = dtype;
     spec_.op = op;
@@ -75,11 +74,6 @@ class Allreduce : public Request {
     shape.append(static_cast<int64_t>(bytes / size_of(dtype)));
     tensors.push_back({input, output, shape});
   }
-  std::byte* allocate(size_t, int64_t) override { return nullptr; }
-  void complete(const Status&) override {}
-
- private:
-  Spec spec_;
 };
 
 // The largest of the ranks' numbers, each by itself.
@@ -158,8 +152,8 @@ class Calibration {
   bool is_over_ = false;
 };
 
-// Up to which size an allreduce takes less time one way than another. `use` makes those that follow
-// go the first way up to a size.
+// Up to which size an allreduce takes less time one way than another. `use` sets the size up to
+// which later allreduces go the first way.
 class Crossover {
  public:
   Crossover(Communicator& ranks, const std::vector<size_t>& sizes, std::function<void(size_t)> use)
@@ -169,8 +163,8 @@ class Crossover {
         array_(sizes.back()),
         sums_(sizes.back()) {}
 
-  // Each step halves the sizes that are left, of two in the middle it takes the shorter one: long
-  // arrays take long.
+  // Each step halves the sizes that are left; of two in the middle it measures the shorter one,
+  // which takes less time.
   Status run(size_t most, size_t* limit) {
     RINGAR_RETURN_IF_ERROR(open());
     *limit = sizes_.front() / 2;
@@ -211,10 +205,12 @@ class Crossover {
     if (took_.size() < 2) return 0;
     const auto [shorter, shorter_took] = *took_.begin();
     const auto [longer, longer_took] = *took_.rbegin();
-    const double soon = fastest(shorter_took), late = fastest(longer_took);
-    const double per_byte = (late - soon) / static_cast<double>(longer - shorter);
+    const double shorter_seconds = fastest(shorter_took), longer_seconds = fastest(longer_took);
+    const double per_byte =
+        (longer_seconds - shorter_seconds) / static_cast<double>(longer - shorter);
     if (per_byte <= 0) return 0;
-    return bucket_for(std::max(0.0, soon - per_byte * static_cast<double>(shorter)), per_byte);
+    return bucket_for(std::max(0.0, shorter_seconds - per_byte * static_cast<double>(shorter)),
+                      per_byte);
   }
 
  private:
@@ -228,7 +224,7 @@ class Crossover {
     return {};
   }
 
-  // Where arrays take long, latencies make most of it, and little is noise: one turn is enough.
+  // Slow arrays spend their time on latencies, with little noise: one turn is enough.
   Status measure(size_t bytes, double (&numbers)[3]) {
     std::array<std::vector<double>, 2> times;
     for (size_t turn = 1, turns = 1; turn <= turns; ++turn) {

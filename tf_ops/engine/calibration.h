@@ -1,4 +1,4 @@
-// What is best on the machine at hand, measured by the ranks of a host on themselves.
+// Choices for the machine at hand, which the ranks of a host measure themselves.
 //
 // One choice differs from machine to machine by more than noise (tuning.h): from which size on an
 // allreduce stores its results past the caches. The ranks run allreduces of a few sizes both ways,
@@ -9,10 +9,10 @@
 //     round 1   4 MiB past, plain | ...
 //
 // After each pair an allreduce tells all ranks the times of the slowest one, so all of them choose
-// alike, and stop alike when their time is over. A size gains if the median over the rounds of
-// past / plain says so: the two are neighbors in time, so a noisy moment hits both. The sizes are
-// those of two ranks; more ranks take as much memory together. What gains at the largest size gains
-// more beyond.
+// alike, and stop alike when their time is over. A size gains if the median over the rounds of past
+// / plain says so: the two are neighbors in time, so a noisy moment hits both. The sizes are those
+// of two ranks; more ranks take as much memory together. A gain at the largest size grows beyond
+// it.
 //
 // Both ways give the same bits.
 //
@@ -51,8 +51,8 @@ struct WaysBetweenHosts {
   bool has_streams = false;
 };
 
-// `use` makes those that follow go so. Ends after some 0.6 s; later between hosts far apart, where
-// each way is measured once. All ranks call it at the same place, and find the same.
+// `use` applies them to the allreduces that follow. Ends after some 0.6 s; later between hosts far
+// apart, where each way is measured once. All ranks call it at the same place, and find the same.
 Status calibrate_between_hosts(Communicator& ranks,
                                const std::function<void(const WaysBetweenHosts&)>& use,
                                WaysBetweenHosts* ways);

@@ -1,9 +1,9 @@
-// The way of the messages of one stream, seen from one of its ends: two of them may be on their
-// way, whoever carries them. PointToPoint sees to it that one thread at a time uses a channel.
+// One end of a stream of messages, of which two may be under way, whatever carries them.
+// PointToPoint ensures that one thread at a time uses a channel.
 //
-// The memory of messages is shared by the channels of a rank: a stream holds as much as there is
-// under way, and what was taken makes room for any other. What the last messages did not need is
-// given back.
+// The memory of messages is shared by the channels of a rank: a stream holds its messages under way
+// alone, and received ones make room for others. Memory that the last messages did not need is
+// freed.
 
 #pragma once
 
@@ -23,25 +23,25 @@ class Channel {
   // Messages that have been sent or received, and so the number of the next one.
   virtual uint64_t number() const = 0;
 
-  // Whether this end has to look by itself whether there is news; otherwise a doorbell tells.
+  // Whether this end has to poll for news; otherwise a doorbell tells.
   virtual bool polls() const { return false; }
   // Goes on with transfers of requests that are done. True as long as there are some.
   virtual bool tend() { return false; }
-  // Nobody will receive what comes: gives back the memory that it takes. Any thread.
+  // Frees the memory of messages to come, which nobody will receive. Any thread.
   virtual void forget() {}
-  // For how many seconds what a rank has sent may be on its way after that rank has left.
+  // The seconds that a message may still be under way after its sender has left.
   virtual double grace() const { return 0; }
 };
 
-// Memory is idle when it was of use to none of so many messages: they took other memory, or less
-// than a quarter of it. A little is kept anyway.
+// Memory is idle when none of so many messages needed it: they took other memory, or less than a
+// quarter of it. A little is kept anyway.
 constexpr uint64_t kTakesOfIdle = 16;
 constexpr size_t kLeastIdleBytes = size_t{1} << 20;
 constexpr bool needs(size_t message_bytes, size_t bytes) {
   return message_bytes >= bytes / 4;
 }
 
-// Of those that are free, the smallest with so many `bytes`, or else the largest; null if none is.
+// The smallest free memory of at least `bytes`, otherwise the largest; null if none is free.
 template <typename Memories, typename IsFree>
 auto* best_fit(Memories& memories, size_t bytes, IsFree is_free) {
   typename Memories::value_type* best = nullptr;

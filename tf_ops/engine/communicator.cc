@@ -13,23 +13,24 @@ int place_in(const std::vector<int>& ranks, int rank) {
   return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
-std::vector<int> those_here(const std::vector<int>& ranks, const Topology& topology) {
-  std::vector<int> here;
-  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(here),
+std::vector<int> local_ranks_of(const std::vector<int>& ranks, const Topology& topology) {
+  std::vector<int> local_ranks;
+  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(local_ranks),
                [&](int rank) { return topology.is_here(rank); });
-  return here;
+  return local_ranks;
 }
 
 }  // namespace
 
 size_t Communicator::shared_bytes(const std::vector<int>& ranks, const Topology& topology) {
-  const size_t here = those_here(ranks, topology).size();
-  return here == 0 ? 0 : IntraNodeCommunicator::shared_bytes(static_cast<int>(here));
+  const size_t count = local_ranks_of(ranks, topology).size();
+  return count == 0 ? 0 : IntraNodeCommunicator::shared_bytes(static_cast<int>(count));
 }
 
 Status Communicator::reserve(const std::vector<int>& ranks, const World& world, uint64_t offset) {
-  const std::vector<int> here = those_here(ranks, world.topology);
-  const int size = static_cast<int>(here.size()), place = place_in(here, world.topology.rank);
+  const std::vector<int> local_ranks = local_ranks_of(ranks, world.topology);
+  const int size = static_cast<int>(local_ranks.size()),
+            place = place_in(local_ranks, world.topology.rank);
   return size < 2 || place == size
              ? Status()
              : world.segment->reserve(IntraNodeCommunicator::part(size, place, offset), size);
@@ -76,17 +77,17 @@ void Communicator::group(uint64_t offset) {
   }
   rails_ = static_cast<int>(rails);
 
-  const std::vector<int>& here = by_host[topology.host_of(topology.rank)];
-  const int place = place_in(here, rank_);
+  const std::vector<int>& local_ranks = by_host[topology.host_of(topology.rank)];
+  const int place = place_in(local_ranks, rank_);
   std::vector<IntraNodeCommunicator::Member> members;
-  for (int r : here) {
+  for (int r : local_ranks) {
     const int job_rank = ranks_[static_cast<size_t>(r)];
     members.push_back({job_rank, topology.segment_place(job_rank)});
   }
   host_ = std::make_unique<IntraNodeCommunicator>(id_, std::move(members), place, world_.segment,
                                                   offset, world_.timeouts, op_state_);
   host_->store_past_caches_from(world_.past_caches_bytes);
-  group_gpus(here, place);
+  group_gpus(local_ranks, place);
   if (!world_.link) return;
   everybody_.emplace(in_order, place_in(in_order, topology.rank), world_, op_state_);
   if (place >= rails_) return;
@@ -96,13 +97,13 @@ void Communicator::group(uint64_t offset) {
   rail_.emplace(rail, place_in(rail, topology.rank), world_, op_state_);
 }
 
-void Communicator::group_gpus(const std::vector<int>& here, int place) {
+void Communicator::group_gpus(const std::vector<int>& local_ranks, int place) {
   if (!world_.gpu) return;
   const auto broken = [this](const Status& why) { break_for_good(why); };
   gpus_ = std::make_shared<GpuCommunicator>(ranks_, rank_, world_, op_state_, broken);
-  first_here_ = here.front();
+  first_here_ = local_ranks.front();
   std::vector<int> job_ranks;
-  for (int r : here) job_ranks.push_back(ranks_[static_cast<size_t>(r)]);
+  for (int r : local_ranks) job_ranks.push_back(ranks_[static_cast<size_t>(r)]);
   gpus_here_ = std::make_shared<GpuCommunicator>(job_ranks, place, world_, op_state_, broken);
 }
 

@@ -34,8 +34,8 @@ class Communicator {
   Communicator(int id, int slot, std::vector<int> ranks, const World& world, uint64_t offset);
   ~Communicator();
 
-  // What a set takes of this host's shared segment. Before it is made, each of its ranks reserves
-  // its part.
+  // The bytes of this host's shared segment that a set takes. Before it is made, each of its ranks
+  // reserves its part.
   static size_t shared_bytes(const std::vector<int>& ranks, const Topology& topology);
   static Status reserve(const std::vector<int>& ranks, const World& world, uint64_t offset);
 
@@ -82,7 +82,7 @@ class Communicator {
 
  private:
   void group(uint64_t offset);
-  void group_gpus(const std::vector<int>& here, int place);
+  void group_gpus(const std::vector<int>& local_ranks, int place);
   Algorithm algorithm_for(const Spec& spec) const;
   std::string rejection(const Request& request) const;
   std::string rejection_on_gpu(const Request& request) const;

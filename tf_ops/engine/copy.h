@@ -8,8 +8,8 @@
 // but only on some processors, in some versions and for some sizes.
 //
 // And copying out of it, past the caches (`movnt`): an ordinary store to a line that is in no cache
-// reads the line first, and pushes another one out. From some size of an array on that is lost
-// work; from which on depends on the machine (calibration.h).
+// reads the line first, and pushes another one out. For arrays from some size on that is wasted
+// work; the size depends on the machine (calibration.h).
 
 #pragma once
 
@@ -19,7 +19,7 @@ namespace ringar {
 
 void copy_to_shared(std::byte* to, const std::byte* from, size_t bytes);
 
-// Whoever is told afterwards that the bytes are there sees them.
+// A core that is told afterwards that the bytes are there sees them.
 void copy_past_caches(std::byte* to, const std::byte* from, size_t bytes);
 
 }  // namespace ringar

@@ -1,4 +1,4 @@
-// Which of the loops that are compiled once per instruction set this processor gets.
+// The instruction set whose loops this processor uses; they are compiled once for each.
 
 #pragma once
 

@@ -15,7 +15,7 @@ namespace ringar {
 namespace {
 
 // A message between hosts takes about as long as a sleeper takes to wake, and two of them more.
-// Where `ranks` share `processors`, who polls takes the time of who computes.
+// Where `ranks` share `processors`, a rank that polls takes the time of one that computes.
 int spin_microseconds(int ranks, double processors, bool between_hosts) {
   if (const char* number = std::getenv("RINGAR_SPIN_MICROSECONDS")) return std::atoi(number);
   if (ranks > processors) return 0;
@@ -27,17 +27,12 @@ constexpr size_t kInlineBytesBetweenHosts = 4096;
 
 // The first collective of a job over several hosts without MPI. Its name has what all ranks must
 // have alike.
-class Meeting : public Request {
+class Meeting : public InternalRequest {
  public:
-  Meeting() : Request(spec_) {
+  Meeting() {
     spec_.name = "ringar.init() of ringar " RINGAR_VERSION;
     if (!tuning_overrides().empty()) spec_.name += ", RINGAR_TUNING=" + tuning_overrides();
   }
-  std::byte* allocate(size_t, int64_t) override { return nullptr; }
-  void complete(const Status&) override {}
-
- private:
-  Spec spec_;
 };
 
 }  // namespace
@@ -91,19 +86,19 @@ Status Engine::start() {
   return calibrate();
 }
 
-// Those of other hosts may come later, as those of this one that join_host() has waited for. With
-// MPI they have met in ringar/job/mpi.py, and will tell each other there how this has ended.
+// Ranks of other hosts may come later, like those of this host, for which join_host() has waited.
+// With MPI they have met in ringar/job/mpi.py, and tell each other there how this has ended.
 Status Engine::meet() {
   if (!link_ || config_.link_library) return {};
   world_.timeouts.deadline = config_.start_timeout;
   Meeting meeting;
-  const Status met = find(0)->communicator().run(meeting);
+  const Status status = find(0)->communicator().run(meeting);
   world_.timeouts.deadline = config_.deadline;
-  if (met.code() == RINGAR_MISMATCH)
-    return {met.code(),
-            met.message() + "\nRanks start with the same version of ringar and RINGAR_TUNING."};
-  if (met.code() != RINGAR_DEADLINE) return met;
-  return {met.code(), met.message() + " At the start it is --start-timeout of ringarrun."};
+  if (status.code() == RINGAR_MISMATCH)
+    return {status.code(),
+            status.message() + "\nRanks start with the same version of ringar and RINGAR_TUNING."};
+  if (status.code() != RINGAR_DEADLINE) return status;
+  return {status.code(), status.message() + " At the start it is --start-timeout of ringarrun."};
 }
 
 // Where the config says nothing of the network.
@@ -137,18 +132,18 @@ Status Engine::calibrate() {
 }
 
 Status Engine::join_host() {
-  const std::vector<int> here = world_.topology.ranks_here();
+  const std::vector<int> local_ranks = world_.topology.ranks_here();
   const bool one_host = world_.topology.is_one_host();
-  if (here.size() == 1) {
+  if (local_ranks.size() == 1) {
     world_.timeouts.spin_microseconds = spin_microseconds(1, processor_quota(), !one_host);
     return {};
   }
-  segment_ = std::make_unique<SharedSegment>(config_.segment_fd,
-                                             world_.topology.segment_place(config_.rank),
-                                             static_cast<int>(here.size()), here, config_.news_fd);
+  segment_ = std::make_unique<SharedSegment>(
+      config_.segment_fd, world_.topology.segment_place(config_.rank),
+      static_cast<int>(local_ranks.size()), local_ranks, config_.news_fd);
   world_.segment = segment_.get();
   // With what the process set of all ranks needs, which comes first.
-  const int size = static_cast<int>(here.size());
+  const int size = static_cast<int>(local_ranks.size());
   const Extent extent =
       IntraNodeCommunicator::part(size, world_.topology.segment_place(config_.rank), next_offset_);
   int64_t choice = config_.past_caches_bytes;
@@ -157,7 +152,7 @@ Status Engine::join_host() {
   if (joined.ok())
     world_.timeouts.spin_microseconds = spin_microseconds(
         size, std::min<double>(segment_->processors(), processor_quota()), !one_host);
-  // What is measured in shared memory alone says nothing of what hosts do with each other.
+  // Times in shared memory say nothing about exchanges between hosts.
   asks_to_calibrate_ =
       choice == RINGAR_CALIBRATE && one_host && !(link_ && is_flat(world_.algorithm));
   world_.past_caches_bytes =
@@ -171,7 +166,7 @@ Engine::~Engine() {
 
 void Engine::stop() {
   stopping_.store(true);
-  // It makes the others, and posts messages.
+  // This set makes the others, and posts messages.
   if (const auto all = find(0)) all->stop();
   for (const auto& set : sets()) set->stop();
   if (point_to_point_) point_to_point_->stop();
@@ -241,8 +236,8 @@ Status Engine::run_message(Request& request) {
   return refusal.ok() ? point_to_point_->run(request, peer) : refusal;
 }
 
-// The step ends first: who hears of the failure may issue something else at once, which must not
-// meet what the others still have of the step.
+// The step ends first: a caller that hears of the failure may issue another collective at once,
+// which must not meet the rest of the step on other ranks.
 void Engine::finish_in_step(Request* request, const Status& status) {
   if (!status.ok() && request->ticket && request->step != kNoStep) end_step_by(*request, status);
   finish(request, status);
@@ -251,12 +246,11 @@ void Engine::finish_in_step(Request* request, const Status& status) {
 void Engine::end_step_by(const Request& failed, const Status& status) {
   const int64_t step = failed.step;
   const bool message = is_message(failed.spec.collective);
-  note_failure(step, status);  // what comes from now on comes too late
+  note_failure(step, status);  // later requests come too late
   const bool has_more = end_step_of(step, status, message ? nullptr : &failed.spec.process_set);
-  // Of a collective all ranks know that it has failed, of a message two. The others are to learn
-  // what became of the rest of the step, or they would go on with what belongs to another one.
-  // After a collective has failed, one end of a message may have been posted, and the other one
-  // dropped.
+  // All ranks know that a collective has failed, but only two know of a message. The others have to
+  // learn that the step has ended, or they would go on with requests of another one. After a
+  // collective has failed, one end of a message may have been posted, and the other one dropped.
   const bool parted =
       message ? has_more || point_to_point_->has(step) : last_step_with_messages_ == step;
   if (parted) point_to_point_->give_up(status);
@@ -267,9 +261,9 @@ bool Engine::end_step(int64_t step, const Status& status) {
   return end_step_of(step, status, nullptr);
 }
 
-// What was announced in a step does not follow one of its collectives that has failed: TensorFlow
-// ends the step, and some ranks had issued more of it than others. The ranks of `failed_set` know,
-// and drop the same. Those of another set may be in what is dropped here, and have to be told.
+// After a failed collective the rest of its step is dropped: TensorFlow ends the step, and some
+// ranks had issued more of it than others. The ranks of `failed_set` know, and drop the same
+// requests. Ranks of another set may take part in a dropped request, and have to be told.
 bool Engine::end_step_of(int64_t step, const Status& status, const int* failed_set) {
   bool has_more = false;
   std::vector<Request*> dropped;

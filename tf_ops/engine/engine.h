@@ -33,17 +33,17 @@ class Engine : private ProcessSet::Owner {
   // when no thread runs a collective any longer.
   void stop();
 
-  // The process set among whose requests one has its ticket: its own, or for messages that of all
-  // ranks.
+  // The process set in whose line a request has its ticket: its own, or that of all ranks for
+  // messages.
   static int line_of(const Spec& spec) {
     return is_message(spec.collective) ? 0 : spec.process_set;
   }
-  // The place in a line of a request that will be submitted with it; see tickets.h.
+  // A place in a line, for a request that is submitted later; see tickets.h.
   uint64_t draw_ticket(int64_t step, int line = 0);
-  // If no request has been submitted with it, none will be.
+  // Gives up a ticket, unless a request has been submitted with it.
   void let_go(uint64_t ticket, int line = 0);
-  // Ends what was announced in a step, of which one collective fails before it can be submitted.
-  // Returns whether there was anything.
+  // Ends the requests announced in a step, one of whose collectives has failed before its
+  // submission. Returns whether there were any.
   bool end_step(int64_t step, const Status& status) override;
   // Takes the request over until its complete() is called, possibly before submit returns.
   void submit(Request* request);
@@ -65,7 +65,7 @@ class Engine : private ProcessSet::Owner {
   Status wait_on_gpu(const OnGpu& enqueued);
   Status synchronize_gpu();
 
-  // What comes from a rank of the job with a tag will not be received.
+  // Messages with a tag from a rank of the job will not be received.
   void forget(int peer, int tag) { point_to_point_->forget(peer, tag); }
 
   // Whether a process set of this rank has broken, or a channel of its messages.
@@ -74,10 +74,10 @@ class Engine : private ProcessSet::Owner {
   // Memory for outputs that the other ranks may write to; null where there is none.
   std::shared_ptr<OutputPool> outputs() const { return segment_ ? segment_->outputs() : nullptr; }
 
-  // The weights of ranks in averages, and what they tell each other beside gradients.
+  // The weights of ranks in averages, and the data that they exchange beside gradients.
   Shares& shares() { return shares_; }
 
-  // Up to here it takes longer to wake a thread than to run a request.
+  // Up to so many bytes, waking a thread takes longer than running a request.
   size_t inline_bytes() const { return inline_bytes_; }
 
   // See World, and calibration.h.

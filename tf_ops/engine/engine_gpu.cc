@@ -4,7 +4,7 @@
 
 namespace ringar {
 
-// What CUDA refuses outside of a collective no other rank would hear of.
+// No other rank would hear of an error of CUDA outside of a collective.
 Status Engine::gpu_has_failed(const char* where, const Status& why) {
   if (why.ok()) return {};
   const Status failure(why.code(), who() + where + ": " + why.message());
@@ -28,8 +28,8 @@ Status Engine::synchronize_gpu() {
                         RINGAR_CUDA(gpu_->driver(), StreamSynchronize, gpu_->stream()));
 }
 
-// Where all ranks have a communicator already, a new set's is split off it, by all ranks: sooner
-// than by an invitation when its first collective comes.
+// Once all ranks have a communicator, they split off that of a new set: this is faster than an
+// invitation with the set's first collective.
 Status Engine::split_gpus(Communicator* part) {
   const auto all = process_set(0);
   if (!all || all->is_broken() || !all->gpus()->is_open()) return {};

@@ -8,7 +8,7 @@
 
 namespace ringar {
 
-// Null before ringar_init and after ringar_shutdown. Who holds the pointer keeps the engine alive.
+// Null before ringar_init and after ringar_shutdown. The pointer keeps the engine alive.
 std::shared_ptr<Engine> engine();
 
 // Hands a request to the engine, or completes it with an error if there is none.

@@ -1,5 +1,5 @@
-// The engine's process sets: their places in the shared segment, how ranks agree on one, and who
-// finds it.
+// The engine's process sets: their places in the shared segment, how ranks agree on one, and how it
+// is found.
 
 #include <algorithm>
 #include <set>
@@ -22,24 +22,24 @@ std::string list(const std::vector<int>& ranks) {
 // for ever, since traced functions know their sets by it; slots are used again.
 Engine::Area Engine::next_area(const std::vector<int>& ranks) const {
   const std::lock_guard<std::mutex> lock(sets_mutex_);
-  std::set<int> taken;
-  for (const auto& [id, area] : areas_) taken.insert(area.slot);
+  std::set<int> slots;
+  for (const auto& [id, area] : areas_) slots.insert(area.slot);
   int slot = 0;
-  while (taken.count(slot)) ++slot;
+  while (slots.count(slot)) ++slot;
   return {next_offset_, ranks, slot};
 }
 
-// What may fail on one rank alone, before the ranks agree: why it has, or "". A set that is not
-// installed leaves nothing behind.
+// The steps that may fail on one rank alone, before the ranks agree; returns why, or "". A set that
+// is not installed leaves nothing behind.
 std::string Engine::reserve(const std::vector<int>& ranks, std::shared_ptr<ProcessSet>* set) {
-  const std::set<int> different(ranks.begin(), ranks.end());
-  if (ranks.empty() || different.size() < ranks.size() || *different.begin() < 0 ||
-      *different.rbegin() >= config_.size)
+  const std::set<int> distinct_ranks(ranks.begin(), ranks.end());
+  if (ranks.empty() || distinct_ranks.size() < ranks.size() || *distinct_ranks.begin() < 0 ||
+      *distinct_ranks.rbegin() >= config_.size)
     return "expected different ranks from 0 to " + std::to_string(config_.size - 1) +
            ", at least one, in a set that was not added before";
   if (std::find(ranks.begin(), ranks.end(), config_.rank) == ranks.end()) return "";
   const Area area = next_area(ranks);
-  // What a rank has reserved in vain is that of the next set, which takes the same place.
+  // Memory reserved in vain serves the next set, which takes the same place.
   const Status reserved = Communicator::reserve(ranks, world_, area.offset);
   if (!reserved.ok()) return reserved.message();
   Owner& engine = *this;
@@ -74,7 +74,7 @@ Status Engine::add_process_set(const std::vector<int>& ranks, int* id) {
   return run(agreement);
 }
 
-// What a broken set has left under way must not arrive in another one: it keeps its slot.
+// Messages of a broken set must not arrive in another one: it keeps its slot.
 Status Engine::remove_process_set(int id) {
   const auto set = id == 0 ? nullptr : find(id);
   const auto refusal = [&]() -> std::string {
@@ -114,8 +114,8 @@ Status Engine::discard(int id) {
 std::shared_ptr<ProcessSet> Engine::find(int id, Status* refusal) {
   if (id == 0 && all_ranks_) return all_ranks_;
   const std::lock_guard<std::mutex> lock(sets_mutex_);
-  const auto mine = sets_.find(id);
-  if (mine != sets_.end()) return mine->second;
+  const auto entry = sets_.find(id);
+  if (entry != sets_.end()) return entry->second;
   if (!refusal) return nullptr;
   const auto area = areas_.find(id);
   *refusal =

@@ -6,17 +6,17 @@
 namespace ringar {
 namespace {
 
-// Gathers what the ranks tell of their parts. The name carries what they must agree on.
-class Opening : public Request {
+// Gathers the ranks' descriptions of their parts. The name carries what they must agree on.
+class Opening : public InternalRequest {
  public:
-  Opening(int process_set, std::string name, const Window::Place& mine, std::string why_not)
-      : Request(spec_), mine_(mine), why_not_(std::move(why_not)) {
+  Opening(int process_set, std::string name, const Window::Place& place, std::string why_not)
+      : place_(place), why_not_(std::move(why_not)) {
     spec_.collective = Collective::kOpenWindow;
     spec_.dtype = DataType::kInt64;
     spec_.process_set = process_set;
     spec_.name = std::move(name);
-    const int64_t dims[] = {1, sizeof mine_ / sizeof(int64_t)};
-    tensors.push_back({reinterpret_cast<const std::byte*>(&mine_), nullptr,
+    const int64_t dims[] = {1, sizeof place_ / sizeof(int64_t)};
+    tensors.push_back({reinterpret_cast<const std::byte*>(&place_), nullptr,
                        Shape(2, [&](int i) { return dims[i]; })});
   }
   std::string rejection(int) const override { return why_not_; }
@@ -24,13 +24,11 @@ class Opening : public Request {
     places.resize(static_cast<size_t>(rows));
     return reinterpret_cast<std::byte*>(places.data());
   }
-  void complete(const Status&) override {}
 
   std::vector<Window::Place> places;  // by rank of the process set
 
  private:
-  Spec spec_;
-  const Window::Place mine_;
+  const Window::Place place_;
   const std::string why_not_;
 };
 
@@ -54,8 +52,8 @@ std::string title(const std::string& name, DataType dtype, int64_t chunk_bytes) 
 
 }  // namespace
 
-// What may fail on one rank alone comes before the first collective, or between the two of them, so
-// that all ranks have the window or none.
+// Steps that may fail on one rank alone come before the first collective, or between the two of
+// them, so that all ranks have the window or none.
 Status Engine::open_window(const Spec& spec, int64_t length, int64_t chunk_bytes,
                            std::shared_ptr<Window>* window) {
   Status none;
@@ -68,9 +66,9 @@ Status Engine::open_window(const Spec& spec, int64_t length, int64_t chunk_bytes
     why_not =
         WindowMemory::make(segment_.get(), window_space(), layout.bytes(length), &memory).message();
   const auto service = window_service();
-  const Window::Place mine{length, memory ? static_cast<int64_t>(memory->offset()) : 0,
-                           service ? service->draw_number() : 0};
-  Opening opening(spec.process_set, title(spec.name, spec.dtype, chunk_bytes), mine, why_not);
+  const Window::Place place{length, memory ? static_cast<int64_t>(memory->offset()) : 0,
+                            service ? service->draw_number() : 0};
+  Opening opening(spec.process_set, title(spec.name, spec.dtype, chunk_bytes), place, why_not);
   RINGAR_RETURN_IF_ERROR(run(opening));
 
   std::vector<Window::Member> members;

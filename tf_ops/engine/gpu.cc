@@ -48,7 +48,7 @@ Status Gpu::open(int device) {
   return watch_->open();
 }
 
-// What does not end on the GPU may still use all of it.
+// Work that does not end on the GPU may still use all of it.
 void Gpu::close() {
   if (!context_) return;
   bool all_ended = true;
@@ -74,12 +74,12 @@ Status Gpu::staging(size_t number, size_t bytes, Staging** result) {
   if (staging.bytes >= bytes) return {};
   RINGAR_RETURN_IF_ERROR(watch_->wait_for_all());
   free(staging);
-  cuda::Pointer there = 0;
-  void* here = nullptr;
-  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, MemAlloc, &there, bytes));
-  staging.there = reinterpret_cast<std::byte*>(there);
-  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, MemHostAlloc, &here, bytes, cuda::kHostPortable));
-  staging.here = static_cast<std::byte*>(here);
+  cuda::Pointer device = 0;
+  void* host = nullptr;
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, MemAlloc, &device, bytes));
+  staging.device = reinterpret_cast<std::byte*>(device);
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, MemHostAlloc, &host, bytes, cuda::kHostPortable));
+  staging.host = static_cast<std::byte*>(host);
   RINGAR_RETURN_IF_ERROR(
       RINGAR_CUDA(*driver_, EventCreate, &staging.arrived, cuda::kEventDisableTiming));
   staging.bytes = bytes;
@@ -87,8 +87,8 @@ Status Gpu::staging(size_t number, size_t bytes, Staging** result) {
 }
 
 void Gpu::free(Staging& staging) {
-  if (staging.there) driver_->MemFree(reinterpret_cast<cuda::Pointer>(staging.there));
-  if (staging.here) driver_->MemFreeHost(staging.here);
+  if (staging.device) driver_->MemFree(reinterpret_cast<cuda::Pointer>(staging.device));
+  if (staging.host) driver_->MemFreeHost(staging.host);
   if (staging.arrived) driver_->EventDestroy(staging.arrived);
   staging = {};
 }
@@ -104,8 +104,8 @@ Status Gpu::device_of(void* stream, int* device) {
   return RINGAR_CUDA(*driver, CtxGetDevice, device);
 }
 
-// A graph would repeat what NCCL does without the ranks having agreed on it; and what another
-// thread does for the caller would go to a stream of that thread.
+// A graph would repeat NCCL's work without the ranks' agreement; and the work of another thread for
+// the caller would go to the default stream of that thread.
 Status Gpu::refuse_stream(void* stream) const {
   if (stream == cuda::kStreamPerThread)
     return {RINGAR_MISMATCH,

@@ -51,11 +51,11 @@ class Gpu {
   // Closes what was enqueued since, and has the caller's stream wait for it.
   Status end(void* caller, std::shared_ptr<Enqueued> entry);
 
-  // Memory that collectives use one after the other, in the order of ringar's stream: there, and
-  // as much on the host.
+  // Memory that collectives use one after the other, in the order of ringar's stream: on the
+  // device, and as much on the host.
   struct Staging {
-    std::byte* there = nullptr;
-    std::byte* here = nullptr;
+    std::byte* device = nullptr;
+    std::byte* host = nullptr;
     size_t bytes = 0;
     cuda::Event arrived = nullptr;
   };

@@ -54,7 +54,7 @@ void GpuCommunicator::close(bool in_order) {
     if (why.empty() && std::chrono::steady_clock::now() < until) return {};
     return {RINGAR_PEER_LOST, "not all ranks have closed their communicators: " + why};
   };
-  // Who does not come to the farewell does not hold this rank back: destroying aborts.
+  // A rank that does not come to the farewell does not hold this one back: destroying aborts.
   if (in_order && !is_broken()) (void)communicator_->finish(wait);
   communicator_.reset();
 }
@@ -77,7 +77,7 @@ NcclCommunicator::Wait GpuCommunicator::watchdog() const {
 OpState GpuCommunicator::op_state(const Signature& signature) const {
   OpState op_state{set_.rank, set_.set_id, set_.slot, job_ranks_, set_.peers};
   op_state.signature = signature;
-  // Who is through with the collective on its host has only enqueued it.
+  // A rank whose call has returned has only enqueued the collective.
   op_state.signature.sequence = Peers::kLossOnly;
   return op_state;
 }

@@ -46,7 +46,7 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
 
   // For the watch -------------------------------------------------------------------------------
 
-  // What messages about one collective begin with, and whom it is waited for in.
+  // The prefix of messages about one collective, and the ranks that it waits for.
   OpState op_state(const Signature& signature) const;
   const Timeouts& timeouts_past_shutdown() const { return timeouts_; }
   // Why a rank will not do its part, or "".
@@ -63,7 +63,7 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
   const int rank_;
   const World& world_;
   const OpState& set_;
-  // What is under way is waited for also while this rank shuts down.
+  // Also while this rank shuts down, it waits for collectives under way.
   const Timeouts timeouts_;
   const std::function<void(const Status&)> broken_;
   std::mutex mutex_;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(20);
 
-// What a rank has sent before it was lost may still be on its way to this GPU.
+// Data that a rank has sent before it was lost may still be on their way to this GPU.
 constexpr double kGrace = 1;  // seconds
 // A GPU on which not even an aborted kernel ends is not waited for any longer.
 constexpr auto kAbortDeadline = std::chrono::seconds(60);
@@ -51,7 +51,7 @@ Status GpuWatch::make_fences() {
   auto* const words = static_cast<std::atomic<uint32_t>*>(fences_);
   for (size_t i = 0; i <= kFences; ++i) new (&words[i]) std::atomic<uint32_t>(1);
   RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, MemHostGetDevicePointer, &fences_there_, fences_, 0));
-  // What poisoning takes, once, behind the last fence: the driver may load something for it.
+  // Runs the operations of poisoning once, behind the last fence: the driver may have to load them.
   const cuda::Pointer spare = fences_there_ + kFences * sizeof(uint32_t);
   const cuda::Result waited =
       driver_.StreamWaitValue32(poisoning_, spare, 1, cuda::kWaitValueEqual);
@@ -77,7 +77,7 @@ bool GpuWatch::close() {
   }
   news_.notify_all();
   if (thread_.joinable()) thread_.join();
-  // What a call that failed has left in the stream may still wait for a fence.
+  // Work that a failed call has left in the stream may still wait for a fence.
   if (has_stuck_ || !comes_to_rest()) return false;
   for (const auto& entry : under_way_)
     free_events_.insert(free_events_.end(), {entry->moved, entry->done});
@@ -93,14 +93,15 @@ bool GpuWatch::comes_to_rest() {
   cuda::Event end = nullptr;
   if (!take_event(&end).ok()) return false;
   lock.unlock();
-  const auto ended = [](const auto& abort) { return abort->load(); };
+  const auto has_ended = [](const auto& abort) { return abort->load(); };
   const auto rests_in = [&](cuda::Stream stream) {
     return driver_.EventRecord(end, stream) == cuda::kSuccess &&
            wait_at_most(kRestDeadline, Rest::for_gpu(),
                         [&] { return driver_.EventQuery(end) != cuda::kNotReady; });
   };
-  bool rests = wait_at_most(kRestDeadline, Rest::for_gpu(),
-                            [&] { return std::all_of(aborting.begin(), aborting.end(), ended); });
+  bool rests = wait_at_most(kRestDeadline, Rest::for_gpu(), [&] {
+    return std::all_of(aborting.begin(), aborting.end(), has_ended);
+  });
   // Both streams use the fences, the poisoning stream from the moment when they are opened.
   rests = rests && rests_in(stream_) && (!poisoning_ || rests_in(poisoning_));
   lock.lock();
@@ -123,13 +124,13 @@ void GpuWatch::make_room() {
 
 Status GpuWatch::follow(const std::shared_ptr<Enqueued>& entry) {
   const Lock lock(mutex_);
-  Status ended = take_event(&entry->moved);
-  if (ended.ok()) ended = take_event(&entry->done);
-  if (ended.ok()) ended = enqueue_end(*entry);
-  if (!ended.ok()) {
+  Status status = take_event(&entry->moved);
+  if (status.ok()) status = take_event(&entry->done);
+  if (status.ok()) status = enqueue_end(*entry);
+  if (!status.ok()) {
     for (cuda::Event event : {entry->moved, entry->done})
       if (event) free_events_.push_back(event);
-    return ended;
+    return status;
   }
   under_way_.push_back(entry);
   if (entry->group->is_broken() && close_fence(*entry, first_failure_)) poison(*entry);
@@ -156,9 +157,10 @@ void GpuWatch::fail(GpuCommunicator& group, const Status& why) {
   break_group(group, why);
 }
 
-// All groups: kernels of one that wait for the rank that another one has lost would keep what is
-// behind them in the stream from ending, and the driver from freeing what an abort frees. Aborts
-// begin before the poisoning stream can be full of what waits for them, and after the first of it.
+// All groups fail: kernels of another group that wait for the lost rank would block the stream
+// behind them, and keep the driver from freeing what an abort frees. Aborts begin after the first
+// operation in the poisoning stream, and before the stream can be full of operations that wait for
+// them.
 void GpuWatch::fail_all(const Status& why) {
   if (first_failure_.ok()) first_failure_ = why;
   std::vector<Enqueued*> failed;
@@ -176,17 +178,17 @@ void GpuWatch::break_group(GpuCommunicator& group, const Status& why) {
   if (group.is_broken()) return;
   group.broke(why);
   aborting_.push_back(std::make_shared<std::atomic<bool>>(false));
-  std::thread([&driver = driver_, context = context_, kept = group.shared_from_this(),
-               ended = aborting_.back()] {
+  std::thread([&driver = driver_, context = context_, shared_group = group.shared_from_this(),
+               flag = aborting_.back()] {
     {
       const CurrentContext current(driver, context);
-      kept->abort();
+      shared_group->abort();
     }
-    ended->store(true);
+    flag->store(true);
   }).detach();
 }
 
-// False for what has passed its fence already and been handed on: it was there before the failure.
+// False for a collective that has passed its fence already: it ended before the failure.
 bool GpuWatch::close_fence(Enqueued& entry, const Status& why) {
   if (entry.fence) entry.fence->store(0);
   if (driver_.EventQuery(entry.done) == cuda::kSuccess) {
@@ -226,10 +228,10 @@ void GpuWatch::look() {
     if (has_ended(front, &answer)) {
       retire_front();
     } else if (front.failure.ok()) {
-      const Status wrong =
+      const Status trouble =
           answer == cuda::kNotReady ? check(front) : driver_.check("cuEventQuery", answer);
-      if (wrong.ok()) return;
-      fail_all(of(front, wrong));
+      if (trouble.ok()) return;
+      fail_all(of(front, trouble));
       break_group(*front.group, first_failure_);
       if (front.failure.ok()) retire_front();  // it had just passed its fence
     } else {
@@ -241,13 +243,13 @@ void GpuWatch::look() {
   }
 }
 
-// What has failed has ended when it is poisoned and behind its fence.
+// A failed collective has ended when it is poisoned and behind its fence.
 bool GpuWatch::has_ended(const Enqueued& entry, cuda::Result* answer) const {
   *answer = driver_.EventQuery(entry.failure.ok() ? entry.moved : entry.done);
   return *answer == cuda::kSuccess;
 }
 
-// Why the front of what is under way will never end, if so.
+// An error if the oldest collective under way will never end.
 Status GpuWatch::check(Enqueued& front) {
   RINGAR_RETURN_IF_ERROR(front.group->asynchronous_error());
   const auto why = [&] { return front.group->trouble(); };

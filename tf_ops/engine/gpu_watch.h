@@ -1,20 +1,20 @@
-// What is under way on the GPU of this rank, and what becomes of it if another rank is lost.
+// The collectives under way on the GPU of this rank, and their end if another rank is lost.
 //
 // A collective that was enqueued may fail later: a rank dies in the middle of it, and NCCL's kernel
 // waits for ever. So somebody looks after it now and then: a thread of its own, and whoever waits.
 // Where a rank is lost, NCCL reports an error, or the deadline has passed, all communicators that
-// have something under way are aborted, and their kernels end with whatever they have written.
+// have something under way are aborted, and their kernels end with partial outputs.
 //
-// That must not be taken for a result. Behind each collective, ringar's stream waits for its fence,
+// These must not be taken for results. Behind each collective, ringar's stream waits for its fence,
 // a word of the host's memory that is 1 as long as all is well. Before anything is aborted, the
 // fences of all that is under way are closed, and in another stream it is enqueued, for each of
 // them,
 //
 //     wait(moved) | outputs = 0xFF … | fence = 1
 //
-// So the GPU fills what has failed with not-a-number before it hands it on, and needs the host for
-// nothing more: who aborts may block in the driver until all of that has passed. The error itself
-// is told to whoever waits, and by every later collective of the process sets.
+// So the GPU fills failed outputs with not-a-number before it hands them on, without the host: the
+// aborting thread may block in the driver until all of that has passed. Callers that wait get the
+// error itself, and so does every later collective of the process sets.
 
 #pragma once
 
@@ -73,13 +73,13 @@ class GpuWatch {
   void make_room();
   // Follows what was enqueued in the stream since the last call.
   Status follow(const std::shared_ptr<Enqueued>& entry);
-  // Ends all that is under way with an error, and aborts its communicators and this one, whose
-  // kernels a call that failed may have left in the stream.
+  // Ends all collectives under way with an error, and aborts their communicators and that of
+  // `group`, whose kernels a failed call may have left in the stream.
   void fail(GpuCommunicator& group, const Status& why);
   // Waits a few seconds for the streams to come to rest, if they do.
   bool comes_to_rest();
-  // Nothing is under way any longer, and nobody looks. False if something on the GPU does not end:
-  // then all that it may still use has to stay.
+  // Ends the watch; nothing is under way afterwards. False if work on the GPU does not end: then
+  // all that it may still use has to stay.
   bool close();
 
   // These wait, looking after what is under way, and return the error of what has failed.
@@ -88,7 +88,7 @@ class GpuWatch {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  // As much may be under way: a few times that is what the driver's queues hold, and a call that
+  // The most collectives under way. The driver's queues hold a few times as many, and a call that
   // finds them full blocks.
   static constexpr size_t kFences = 64;
 
@@ -119,7 +119,7 @@ class GpuWatch {
   std::condition_variable news_;
   std::deque<std::shared_ptr<Enqueued>> under_way_;
   std::vector<cuda::Event> free_events_;
-  // Of the front of what is under way.
+  // Of the oldest collective under way.
   std::optional<OpState> op_state_;
   std::optional<Watchdog> watchdog_;
   Status trouble_;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kBuffers = 2;
 constexpr uint64_t kTags = Spec::kUserTags + Spec::kPipelineTags;
-// In place of the number of messages that were taken, when all that come are to be forgotten.
+// In place of the number of messages taken, once the receiver forgets all that come.
 constexpr uint64_t kForgotten = SlotAllocator::kFilling - 1;
 
 // Why the receiver has refused message `count` - 1; stable until the message after the next one is
@@ -28,9 +28,9 @@ struct Place {
 
 // Of one stream. One cache line (and its neighbour) for what each end writes.
 struct Line {
-  alignas(128) std::atomic<uint64_t> sent;
+  alignas(128) std::atomic<uint64_t> sent_count;
   Place places[kBuffers];  // of the slots
-  alignas(128) std::atomic<uint64_t> taken;
+  alignas(128) std::atomic<uint64_t> taken_count;
   Refusal refusals[kBuffers];
 };
 static_assert(sizeof(Line) <= 4096, "a line fits into the smallest page");
@@ -66,9 +66,9 @@ uint64_t part_of_slots(const Layout& layout, int size) {
   return all / static_cast<uint64_t>(size) / page * page;
 }
 
-Status no_memory(const SharedSegment& segment, const std::string& what, int error) {
+Status no_memory(const SharedSegment& segment, const std::string& purpose, int error) {
   return {RINGAR_OUT_OF_MEMORY,
-          "expected shared memory for " + what + ", " + segment.shortage(error)};
+          "expected shared memory for " + purpose + ", " + segment.shortage(error)};
 }
 
 class HostChannel : public Channel {
@@ -104,26 +104,26 @@ class HostSender : public HostChannel {
 
   Status advance(Request& request, bool* done) override {
     RINGAR_RETURN_IF_ERROR(check_memory());
-    // Before the refusals: who has taken a message has said before whether it has refused it.
-    const uint64_t taken = line_->taken.load();
-    if (taken == kForgotten) return {};
-    RINGAR_RETURN_IF_ERROR(refused(taken));
-    if (number_ - taken >= kBuffers) return {};
+    // Before the refusals: a receiver notes a refusal before it counts the message as taken.
+    const uint64_t taken_count = line_->taken_count.load();
+    if (taken_count == kForgotten) return {};
+    RINGAR_RETURN_IF_ERROR(refused(taken_count));
+    if (number_ - taken_count >= kBuffers) return {};
     SlotAllocator::Slot*& slot = slots_[number_ % kBuffers];
-    RINGAR_RETURN_IF_ERROR(allocator_.take(message_bytes(request), line_->taken, &slot));
+    RINGAR_RETURN_IF_ERROR(allocator_.take(message_bytes(request), line_->taken_count, &slot));
     write_message(request, number_, 0, slot->memory);
     line_->places[number_ % kBuffers] = {slot->offset, slot->bytes};
     slot->until.store(number_ + 1);
-    line_->sent.store(++number_);
+    line_->sent_count.store(++number_);
     tell();
     *done = true;
     return {};
   }
 
  private:
-  // The first refusal that nobody was told of.
-  Status refused(uint64_t taken) {
-    for (; looked_at_ < taken; ++looked_at_) {
+  // The first refusal that was not reported yet.
+  Status refused(uint64_t taken_count) {
+    for (; looked_at_ < taken_count; ++looked_at_) {
       const Refusal& refusal = line_->refusals[looked_at_ % kBuffers];
       if (refusal.count.load() != looked_at_ + 1) continue;
       ++looked_at_;
@@ -146,7 +146,7 @@ class HostReceiver : public HostChannel {
 
   Status advance(Request& request, bool* done) override {
     RINGAR_RETURN_IF_ERROR(check_memory());
-    if (line_->sent.load() == number_) return {};
+    if (line_->sent_count.load() == number_) return {};
     Mapping& slot = slots_[number_ % kBuffers];
     const Place place = line_->places[number_ % kBuffers];
     if (place.offset != slot.place.offset && !map(slot, place))
@@ -154,14 +154,14 @@ class HostReceiver : public HostChannel {
     const Status status = read_message(slot.memory, end_.from_rank, end_.to_rank, request);
     if (!status.ok() && status.code() != RINGAR_MISMATCH) return status;
     if (!status.ok()) refuse(status.message());
-    line_->taken.store(++number_);
+    line_->taken_count.store(++number_);
     tell();
     *done = true;
     return status;
   }
 
   void forget() override {
-    if (line_) line_->taken.store(kForgotten);
+    if (line_) line_->taken_count.store(kForgotten);
   }
 
  private:
@@ -206,7 +206,7 @@ SlotAllocator::~SlotAllocator() {
     if (slot.memory) segment_.unmap(slot.memory, slot.bytes);
 }
 
-Status SlotAllocator::take(size_t bytes, const std::atomic<uint64_t>& taken, Slot** slot) {
+Status SlotAllocator::take(size_t bytes, const std::atomic<uint64_t>& taken_count, Slot** slot) {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++takes_;
   discard_idle();
@@ -215,13 +215,13 @@ Status SlotAllocator::take(size_t bytes, const std::atomic<uint64_t>& taken, Slo
   Slot& target = *slot ? **slot : slots_.emplace_back();
   if (target.bytes < bytes) RINGAR_RETURN_IF_ERROR(replace(target, bytes));
   if (target.provided < bytes) {
-    const size_t more = page_up(bytes) - target.provided;
-    if (!segment_.provide(target.offset + target.provided, more))
+    const size_t growth = page_up(bytes) - target.provided;
+    if (!segment_.provide(target.offset + target.provided, growth))
       return no_memory(segment_, "a message of " + std::to_string(bytes) + " bytes", errno);
-    target.provided += more;
+    target.provided += growth;
   }
   target.until.store(kFilling);
-  target.taken = &taken;
+  target.taken_count = &taken_count;
   if (needs(bytes, target.provided)) target.needed_at = takes_;
   *slot = &target;
   return {};
@@ -236,16 +236,15 @@ void SlotAllocator::discard_idle() {
   }
 }
 
-// What was in the slot was taken. A receiver looks where its message is before it takes it.
+// The message in the slot was taken. A receiver looks up the slot before it takes a message.
 Status SlotAllocator::replace(Slot& slot, size_t bytes) {
   size_t room = page_bytes();
   while (room < bytes) room *= 2;
   if (room > end_ - next_)
-    return {RINGAR_UNSUPPORTED,
-            "expected messages under way whose slots, up to twice as large as they are, take "
-            "at most " +
-                std::to_string(end_ - begin_) + " bytes, received one more of " +
-                std::to_string(bytes) + " bytes; send it in parts"};
+    return {RINGAR_UNSUPPORTED, "expected messages under way that take at most " +
+                                    std::to_string(end_ - begin_) +
+                                    " bytes, each up to twice its size, received one more of " +
+                                    std::to_string(bytes) + " bytes; send it in parts"};
   std::byte* const memory = segment_.map(next_, room);
   if (!memory) return no_memory(segment_, "a message", errno);
   if (slot.provided > 0) segment_.discard(slot.offset, slot.provided);

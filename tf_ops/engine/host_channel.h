@@ -39,7 +39,7 @@
 
 namespace ringar {
 
-// Where this rank keeps what it sends, to whomever.
+// The memory of the messages that this rank sends, to any receiver.
 class SlotAllocator {
  public:
   struct Slot {
@@ -49,17 +49,17 @@ class SlotAllocator {
     std::byte* memory = nullptr;
     uint64_t needed_at = 0;  // the number of the last message that needed the pages
     // It is free when the line has counted so many messages as taken.
-    const std::atomic<uint64_t>* taken = nullptr;
+    const std::atomic<uint64_t>* taken_count = nullptr;
     std::atomic<uint64_t> until{0};
 
-    bool is_free() const { return !taken || taken->load() >= until.load(); }
+    bool is_free() const { return !taken_count || taken_count->load() >= until.load(); }
   };
   static constexpr uint64_t kFilling = UINT64_MAX;  // until it is known
 
   SlotAllocator(SharedSegment& segment, int place, int size);
   ~SlotAllocator();
   // A slot for a message: `slot`, if that is free and large enough, or another one.
-  Status take(size_t bytes, const std::atomic<uint64_t>& taken, Slot** slot);
+  Status take(size_t bytes, const std::atomic<uint64_t>& taken_count, Slot** slot);
 
  private:
   Status replace(Slot& slot, size_t bytes);

@@ -51,7 +51,7 @@ Rest InterNodeCommunicator::rest(WaitPolicy policy) const {
 
 Status InterNodeCommunicator::check(Watchdog& watchdog) {
   const auto nobody = [] { return std::string(); };
-  const auto link = [] { return std::string("none: all have come, but not what they have sent"); };
+  const auto link = [] { return std::string("none: all have come, but not their messages"); };
   return watchdog.check(nobody, link);
 }
 

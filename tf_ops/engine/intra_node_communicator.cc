@@ -2,14 +2,14 @@
 
 namespace ringar {
 
-// Written by its owner alone; one cache line (and its prefetched neighbour) per flag. Who sees the
-// flag has the digest, too, and reads the signature only if that differs.
+// Written by its owner alone; one cache line (and its prefetched neighbour) per flag. A rank that
+// sees the flag sees the digest, too, and reads the signature only if that differs.
 struct alignas(4096) IntraNodeCommunicator::Line {
   alignas(128) Flag arrived;
   uint64_t digests[2];
   alignas(128) Flag reduced;
-  alignas(128) std::atomic<uint64_t> begun;  // collectives whose signature is written
-  std::atomic<bool> gave_up;                 // its arrays are its caller's again
+  alignas(128) std::atomic<uint64_t> signature_count;  // collectives whose signature is written
+  std::atomic<bool> gave_up;                           // its arrays are its caller's again
   Signature signatures[2];
 };
 
@@ -83,7 +83,7 @@ Status IntraNodeCommunicator::check_consistency(bool* agree) {
   if (size() == 1) return {};
   const uint64_t sequence = op_state_.sequence(), digest = op_state_.signature.digest();
   op_state_.signature.copy_to(signature(rank_, sequence));
-  line(rank_).begun.store(sequence + 1, std::memory_order_release);
+  line(rank_).signature_count.store(sequence + 1, std::memory_order_release);
   line(rank_).digests[step_ % 2] = digest;
   RINGAR_RETURN_IF_ERROR(exchange());
   for (int r = 0; r < size(); ++r) *agree &= line(r).digests[step_ % 2] == digest;
@@ -118,9 +118,9 @@ Status IntraNodeCommunicator::part_from_inputs() {
   return inputs_were_kept();
 }
 
-// A rank that has raised its last flag may give up the wait for a late one, which then reads what
-// the caller of the first has changed since. The late one has raised its own flag behind all that
-// it has read, and looks here after that.
+// A rank that has raised its last flag may give up the wait for a late one, which may then read
+// inputs that the first rank's caller has changed. The late one raises its own flag after its
+// reads, and calls this after that.
 Status IntraNodeCommunicator::inputs_were_kept() const {
   for (int r = 0; r < size(); ++r) {
     if (!line(r).gave_up.load()) continue;
@@ -141,22 +141,22 @@ Status IntraNodeCommunicator::wait_for_result(int rank, uint64_t step) {
   return wait(&Line::reduced, step + 1, rank);
 }
 
-Status IntraNodeCommunicator::wait(Flag Line::* which, uint64_t target, int rank) {
-  const Flag& flag = line(rank).*which;
+Status IntraNodeCommunicator::wait(Flag Line::* field, uint64_t target, int rank) {
+  const Flag& flag = line(rank).*field;
   for (int i = 0; i < 64; ++i) {
     if (flag.reached(target)) return {};
     relax();
   }
   const int64_t begin = op_state_.tracing ? monotonic_ns() : 0;
-  const Status status = wait_with_watchdog(which, target, rank);
+  const Status status = wait_with_watchdog(field, target, rank);
   if (!status.ok()) line(rank_).gave_up.store(true);
   if (op_state_.tracing)
     op_state_.trace.add(Span::kWait, begin, members_[static_cast<size_t>(rank)].job_rank);
   return status;
 }
 
-Status IntraNodeCommunicator::wait_with_watchdog(Flag Line::* which, uint64_t target, int rank) {
-  Flag& flag = line(rank).*which;
+Status IntraNodeCommunicator::wait_with_watchdog(Flag Line::* field, uint64_t target, int rank) {
+  Flag& flag = line(rank).*field;
   InFlight* const in_flight = op_state_.in_flight;
   Watchdog watchdog(timeouts_, op_state_);
   Rest rest = Rest::until_woken(timeouts_.spin());
@@ -166,36 +166,37 @@ Status IntraNodeCommunicator::wait_with_watchdog(Flag Line::* which, uint64_t ta
     return *done || !in_flight ? Status() : in_flight->keep_going();
   };
   return wait_until(rest, &flag, look, [&] {
-    return watchdog.check([&] { return trouble_of_peers(which, target); },
-                          [&] { return whom_we_wait_for(which, target); });
+    return watchdog.check([&] { return trouble_of_peers(field, target); },
+                          [&] { return whom_we_wait_for(field, target); });
   });
 }
 
 // Any rank that still owes us this flag and never will raise it ends the wait, not only the one
 // whose turn it is.
-std::string IntraNodeCommunicator::trouble_of_peers(Flag Line::* which, uint64_t target) const {
+std::string IntraNodeCommunicator::trouble_of_peers(Flag Line::* field, uint64_t target) const {
   for (int r = 0; r < size(); ++r) {
-    if (r == rank_ || (line(r).*which).reached(target)) continue;
+    if (r == rank_ || (line(r).*field).reached(target)) continue;
     const std::string trouble = segment_->trouble(members_[static_cast<size_t>(r)].segment_place);
     // It may have raised the flag and left between our two looks.
-    if (!trouble.empty() && !(line(r).*which).reached(target)) return trouble;
+    if (!trouble.empty() && !(line(r).*field).reached(target)) return trouble;
   }
   return "";
 }
 
 // The ranks that have not come, each with the last collective that it was seen in.
-std::string IntraNodeCommunicator::whom_we_wait_for(Flag Line::* which, uint64_t target) const {
-  std::string late;
+std::string IntraNodeCommunicator::whom_we_wait_for(Flag Line::* field, uint64_t target) const {
+  std::string absentees;
   const uint64_t sequence = op_state_.sequence();
   for (int r = 0; r < size(); ++r) {
-    if (r == rank_ || (line(r).*which).reached(target)) continue;
-    late += (late.empty() ? "" : ", ") + std::to_string(members_[static_cast<size_t>(r)].job_rank);
-    if (line(r).begun.load() > sequence)
-      late += " (stopped in the middle of it)";
+    if (r == rank_ || (line(r).*field).reached(target)) continue;
+    absentees +=
+        (absentees.empty() ? "" : ", ") + std::to_string(members_[static_cast<size_t>(r)].job_rank);
+    if (line(r).signature_count.load() > sequence)
+      absentees += " (stopped in the middle of it)";
     else if (sequence > 0)  // a signature that it cannot overwrite before we are done here
-      late += " (last seen in " + signature(r, sequence - 1).describe() + ")";
+      absentees += " (last seen in " + signature(r, sequence - 1).describe() + ")";
   }
-  return late.empty() ? "none" : late;
+  return absentees.empty() ? "none" : absentees;
 }
 
 }  // namespace ringar

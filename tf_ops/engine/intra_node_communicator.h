@@ -47,7 +47,7 @@ class IntraNodeCommunicator {
   IntraNodeCommunicator(const IntraNodeCommunicator&) = delete;
   IntraNodeCommunicator& operator=(const IntraNodeCommunicator&) = delete;
 
-  // What a group of `size` ranks takes, and the part of it that a rank writes.
+  // The bytes that a group of `size` ranks takes, and the part that a rank writes.
   static size_t shared_bytes(int size);
   static Extent part(int size, int rank, uint64_t offset);
   static size_t send_buffer_bytes(size_t size) { return tuning_for(size).slice_bytes * size; }
@@ -69,8 +69,8 @@ class IntraNodeCommunicator {
   std::unique_ptr<OutputPool::Memory> take_output(size_t bytes) const {
     return outputs() ? segment_->outputs()->take(bytes) : nullptr;
   }
-  // Where memory lies in this rank's part of the pool, plus one; 0: elsewhere. And the memory of
-  // another rank at what it has told so; null for 0.
+  // The offset of memory in this rank's part of the pool, plus one; 0: elsewhere. And the memory of
+  // another rank at such an offer; null for 0.
   uint64_t offer_of(const std::byte* memory) const {
     return outputs() && outputs()->has(memory) ? outputs()->offset_of(memory) + 1 : 0;
   }
@@ -92,7 +92,7 @@ class IntraNodeCommunicator {
   // Ends a collective in which ranks read each other's inputs where they lie: returns when nobody
   // reads this rank's any longer.
   Status part_from_inputs();
-  // Whether what was read there until now was what the others had put there.
+  // Whether the inputs read there until now were unchanged.
   Status inputs_were_kept() const;
 
   // Does some of the work of a collective, and notes in the timeline how long it took.
@@ -110,10 +110,10 @@ class IntraNodeCommunicator {
   Line& line(int rank) const;
   Signature& signature(int rank, uint64_t sequence) const;
   Status disagreement_here() const;
-  Status wait(Flag Line::* which, uint64_t target, int rank);
-  Status wait_with_watchdog(Flag Line::* which, uint64_t target, int rank);
-  std::string trouble_of_peers(Flag Line::* which, uint64_t target) const;
-  std::string whom_we_wait_for(Flag Line::* which, uint64_t target) const;
+  Status wait(Flag Line::* field, uint64_t target, int rank);
+  Status wait_with_watchdog(Flag Line::* field, uint64_t target, int rank);
+  std::string trouble_of_peers(Flag Line::* field, uint64_t target) const;
+  std::string whom_we_wait_for(Flag Line::* field, uint64_t target) const;
 
   const int set_id_;
   const std::vector<Member> members_;

@@ -12,9 +12,9 @@ namespace ringar {
 template <typename T>
 void leak_on_exit(T owner) {
   static std::mutex mutex;
-  static auto* const kept = new std::deque<T>;
+  static auto* const owners = new std::deque<T>;
   const std::lock_guard<std::mutex> lock(mutex);
-  kept->push_back(std::move(owner));
+  owners->push_back(std::move(owner));
 }
 
 }  // namespace ringar

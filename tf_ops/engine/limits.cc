@@ -79,31 +79,31 @@ uint64_t entry(const std::string& file, const std::string& key) {
 }
 
 struct Usage {
-  uint64_t limit, used;
+  uint64_t limit, bytes;
 };
 
 Usage usage_of(const std::string& folder) {
   const std::string limits[] = {"/memory.max", "/memory.limit_in_bytes"};
-  const std::string used[] = {"/memory.current", "/memory.usage_in_bytes"};
+  const std::string usages[] = {"/memory.current", "/memory.usage_in_bytes"};
   Usage usage{kNone, 0};
   for (const std::string& file : limits)
     usage.limit = std::min(usage.limit, number_in(folder + file, kNone));
-  for (const std::string& file : used)
-    usage.used = std::max(usage.used, number_in(folder + file, 0));
+  for (const std::string& file : usages)
+    usage.bytes = std::max(usage.bytes, number_in(folder + file, 0));
   const uint64_t droppable = std::max(entry(folder + "/memory.stat", "inactive_file"),
                                       entry(folder + "/memory.stat", "total_inactive_file"));
-  usage.used -= std::min(usage.used, droppable);
+  usage.bytes -= std::min(usage.bytes, droppable);
   return usage;
 }
 
 double quota_of(const std::string& folder) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   // "max 100000" or "150000 100000": microseconds of a period.
-  const std::string both = text_of(folder + "/cpu.max");
-  const size_t blank = both.find(' ');
-  const double unified = std::strtod(both.c_str(), nullptr);
-  if (blank != std::string::npos && unified > 0 && both[0] != 'm')
-    return unified / std::strtod(both.c_str() + blank, nullptr);
+  const std::string quota_and_period = text_of(folder + "/cpu.max");
+  const size_t blank = quota_and_period.find(' ');
+  const double unified = std::strtod(quota_and_period.c_str(), nullptr);
+  if (blank != std::string::npos && unified > 0 && quota_and_period[0] != 'm')
+    return unified / std::strtod(quota_and_period.c_str() + blank, nullptr);
   const uint64_t quota = number_in(folder + "/cpu.cfs_quota_us", 0);
   const uint64_t period = number_in(folder + "/cpu.cfs_period_us", 0);
   if (quota == 0 || period == 0) return kInfinity;
@@ -133,12 +133,12 @@ uint64_t free_memory(const ControlGroups& groups) {
   for (const std::string& folder : folders(groups, "memory")) {
     const Usage usage = usage_of(folder);
     if (usage.limit != kNone)
-      bytes = std::min(bytes, usage.limit - std::min(usage.limit, usage.used));
+      bytes = std::min(bytes, usage.limit - std::min(usage.limit, usage.bytes));
   }
   return bytes;
 }
 
-bool is_short_of_memory(size_t more) {
+bool is_short_of_memory(size_t growth) {
   constexpr int64_t kBetweenLooks = 100'000'000;  // ns
   static const uint64_t least = memory_limit() / 8;
   static std::atomic<int64_t> looked{0};
@@ -148,22 +148,22 @@ bool is_short_of_memory(size_t more) {
     available.store(free_memory());
     looked.store(now);
   }
-  if (available.load() < least + more) return true;
-  available -= more;
+  if (available.load() < least + growth) return true;
+  available -= growth;
   return false;
 }
 
 Processors Processors::of_process() {
   Processors processors;
-  cpu_set_t allowed;
-  static_assert(sizeof allowed == sizeof processors.bits);
-  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0)
-    std::memcpy(processors.bits, &allowed, sizeof allowed);
+  cpu_set_t affinity;
+  static_assert(sizeof affinity == sizeof processors.bits);
+  if (sched_getaffinity(0, sizeof affinity, &affinity) == 0)
+    std::memcpy(processors.bits, &affinity, sizeof affinity);
   return processors;
 }
 
-void Processors::add(const Processors& others) {
-  for (size_t i = 0; i < std::size(bits); ++i) bits[i] |= others.bits[i];
+void Processors::add(const Processors& processors) {
+  for (size_t i = 0; i < std::size(bits); ++i) bits[i] |= processors.bits[i];
 }
 
 int Processors::count() const {

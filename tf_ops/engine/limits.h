@@ -26,7 +26,7 @@ uint64_t free_memory(const ControlGroups& groups = {});
 
 // Whether less than an eighth of the limit would be free if so many bytes more were used. It looks
 // at most ten times a second; any thread may ask.
-bool is_short_of_memory(size_t more);
+bool is_short_of_memory(size_t growth);
 
 // A set of processors; those beyond 1,024 are left out.
 struct Processors {
@@ -34,7 +34,7 @@ struct Processors {
 
   // Where this process may run.
   static Processors of_process();
-  void add(const Processors& others);
+  void add(const Processors& processors);
   int count() const;
 };
 

@@ -133,7 +133,7 @@ class LinkSender : public LinkChannel {
     Buffer& buffer = buffers_[number_ % kBuffers];
     bool is_free = false;
     RINGAR_RETURN_IF_ERROR(poll_sent(buffer, &is_free));
-    if (!is_free || number_ - taken_ >= kBuffers) return {};
+    if (!is_free || number_ - receipt_count_ >= kBuffers) return {};
     const size_t bytes = message_bytes(request);
     write_message(request, number_, end_.generation, take(buffer, bytes));
     RINGAR_RETURN_IF_ERROR(send(kHeader, buffer, 0, sizeof(Header)));
@@ -147,23 +147,23 @@ class LinkSender : public LinkChannel {
     bool under_way = false;
     Status status = link_.progress();
     for (Buffer& buffer : buffers_) {
-      bool sent = true;
-      if (status.ok()) status = poll_sent(buffer, &sent);
-      under_way |= !sent;
+      bool is_sent = true;
+      if (status.ok()) status = poll_sent(buffer, &is_sent);
+      under_way |= !is_sent;
     }
     if (!status.ok()) failure_ = status;
     return under_way && status.ok();
   }
 
  private:
-  Status poll_sent(Buffer& buffer, bool* sent) {
-    RINGAR_RETURN_IF_ERROR(poll(buffer, sent));
-    if (*sent) give_back(buffer);
+  Status poll_sent(Buffer& buffer, bool* is_sent) {
+    RINGAR_RETURN_IF_ERROR(poll(buffer, is_sent));
+    if (*is_sent) give_back(buffer);
     return {};
   }
 
   Status read_receipts() {
-    while (taken_ < number_) {
+    while (receipt_count_ < number_) {
       if (receipt_.handles.empty()) {
         receipt_.of(sizeof(Receipt));
         RINGAR_RETURN_IF_ERROR(
@@ -175,7 +175,7 @@ class LinkSender : public LinkChannel {
       if (!has_come) return {};
       const auto& receipt = *reinterpret_cast<const Receipt*>(receipt_.memory.begin.get());
       if (receipt.generation != end_.generation) continue;
-      taken_ = receipt.number + 1;
+      receipt_count_ = receipt.number + 1;
       if (receipt.refused) refusals_.emplace_back(receipt.why);
     }
     return {};
@@ -183,7 +183,7 @@ class LinkSender : public LinkChannel {
 
   Buffer buffers_[kBuffers];
   Buffer receipt_;
-  uint64_t taken_ = 0;  // messages whose receipt has come
+  uint64_t receipt_count_ = 0;  // messages whose receipt has come
   std::deque<std::string> refusals_;
   Status failure_;  // of a transfer whose request is done
 };
@@ -225,9 +225,9 @@ class LinkReceiver : public LinkChannel {
       if (has_come) give_back(message_);
     }
     for (auto receipt = receipts_.begin(); good && receipt != receipts_.end();) {
-      bool sent = false;
-      good = poll(*receipt, &sent).ok();
-      receipt = sent ? receipts_.erase(receipt) : std::next(receipt);
+      bool is_sent = false;
+      good = poll(*receipt, &is_sent).ok();
+      receipt = is_sent ? receipts_.erase(receipt) : std::next(receipt);
     }
     return good && (!receipts_.empty() || (is_forgotten_.load() && awaited_ == kRest));
   }
@@ -235,7 +235,7 @@ class LinkReceiver : public LinkChannel {
   // Its sender gets no receipts any longer.
   void forget() override { is_forgotten_.store(true); }
 
-  // What has begun to come is waited for.
+  // A message that has begun to come is waited for.
   double grace() const override {
     return awaited_ == kRest ? std::numeric_limits<double>::infinity() : kGrace;
   }

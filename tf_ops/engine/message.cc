@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kAlignment = 64;
 constexpr size_t kListed = 4;  // shapes in a text
 
-// What either end says of a message.
+// Either end's description of a message.
 struct Label {
   int32_t process_set;
   DataType dtype;
@@ -56,19 +56,19 @@ Label label_of(const std::byte* message, const Header& header) {
   return label;
 }
 
-bool fits(const Shape& expected, const Shape& sent) {
-  if (expected.ndims != sent.ndims) return false;
-  for (int i = 0; i < sent.ndims; ++i)
-    if (expected.dims[i] >= 0 && expected.dims[i] != sent.dims[i]) return false;
+bool fits(const Shape& expected, const Shape& received) {
+  if (expected.ndims != received.ndims) return false;
+  for (int i = 0; i < received.ndims; ++i)
+    if (expected.dims[i] >= 0 && expected.dims[i] != received.dims[i]) return false;
   return true;
 }
 
 // The first array that does not fit, or how many there are.
-size_t misfit(const Label& expected, const Label& sent) {
-  const size_t both = std::min(expected.shapes.size(), sent.shapes.size());
-  for (size_t i = 0; i < both; ++i)
-    if (!fits(expected.shapes[i], sent.shapes[i])) return i;
-  return both;
+size_t misfit(const Label& expected, const Label& received) {
+  const size_t count = std::min(expected.shapes.size(), received.shapes.size());
+  for (size_t i = 0; i < count; ++i)
+    if (!fits(expected.shapes[i], received.shapes[i])) return i;
+  return count;
 }
 
 std::string text_of(const Shape& shape) {
@@ -93,13 +93,13 @@ std::string text_of(const Label& label, size_t odd) {
   return s;
 }
 
-Status refusal(const Label& expected, const Label& sent, int from, int to, size_t odd) {
+Status refusal(const Label& expected, const Label& received, int from, int to, size_t odd) {
   return {RINGAR_MISMATCH,
           "expected the same dtype, shapes, name and process set of a message at both of its ends, "
           "received\n  rank " +
-              std::to_string(from) + ": send" + text_of(sent, odd) + "\n  rank " +
+              std::to_string(from) + ": send" + text_of(received, odd) + "\n  rank " +
               std::to_string(to) + ": recv" + text_of(expected, odd) +
-              "\nWhat a rank sends to another one arrives in the order in which it was sent: look "
+              "\nMessages between two ranks arrive in the order in which they were sent: look "
               "for a branch, a loop or a shape that differs between the two ranks."};
 }
 
@@ -143,15 +143,16 @@ void write_message(const Request& request, uint64_t number, int generation, std:
 Status read_message(const std::byte* message, int from, int to, Request& request) {
   Header header;
   std::memcpy(&header, message, sizeof header);
-  const Label expected = expected_by(request), sent = label_of(message, header);
-  const size_t odd = misfit(expected, sent);
-  if (expected.process_set != sent.process_set || expected.dtype != sent.dtype ||
-      expected.name != sent.name || odd < expected.shapes.size() || odd < sent.shapes.size())
-    return refusal(expected, sent, from, to, odd);
+  const Label expected = expected_by(request), received = label_of(message, header);
+  const size_t odd = misfit(expected, received);
+  if (expected.process_set != received.process_set || expected.dtype != received.dtype ||
+      expected.name != received.name || odd < expected.shapes.size() ||
+      odd < received.shapes.size())
+    return refusal(expected, received, from, to, odd);
   const std::byte* at = message + begin_of_arrays(header);
   for (size_t i = 0; i < request.tensors.size(); ++i) {
     Tensor& tensor = request.tensors[i];
-    tensor.shape = sent.shapes[i];
+    tensor.shape = received.shapes[i];
     const size_t bytes = static_cast<size_t>(tensor.shape.elements()) * request.element_size();
     if (!tensor.output) tensor.output = request.allocate(i, tensor.shape.rows());
     if (!tensor.output) return no_memory_for(bytes);

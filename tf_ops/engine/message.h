@@ -1,10 +1,10 @@
-// A message from one rank to another: what it says of itself, and how it lies in memory.
+// A message from one rank to another: its description, and its layout in memory.
 //
 //   Header | ndims and dims of each array | the name | up to a multiple of 64 bytes | the arrays
 //
 // The arrays of a message have one dtype and lie one after the other. The receiver compares what
 // the message says with what it has been asked to receive, dimensions that it leaves open apart,
-// and refuses a message that is another one than it expects.
+// and refuses a message that it does not expect.
 
 #pragma once
 
@@ -31,8 +31,8 @@ size_t message_bytes(const Request& request);
 void write_message(const Request& request, uint64_t number, int generation, std::byte* to);
 
 // Hands the arrays to a request that receives them, with their shapes, in memory that it allocates
-// where it has none. A message that it does not expect is RINGAR_MISMATCH, with what both ranks say
-// of it; `from` and `to` are ranks of the job.
+// where it has none. A message that it does not expect is RINGAR_MISMATCH, with both ranks'
+// descriptions; `from` and `to` are ranks of the job.
 Status read_message(const std::byte* message, int from, int to, Request& request);
 
 }  // namespace ringar

@@ -24,8 +24,8 @@ Status MessageStream::advance(Request& request, bool* done) {
   return note(request, begin, status);
 }
 
-// What a peer has done before it went is looked for once more, and for a while where it may still
-// be on its way.
+// Looks once more for messages that a peer sent before it left, and for a while where they may
+// still be on their way.
 Status MessageStream::keep_waiting(Request& request, bool* done) {
   const Timeouts& timeouts = world_.timeouts;
   const bool stopping = timeouts.stop->load();

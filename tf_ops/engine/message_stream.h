@@ -1,4 +1,4 @@
-// One stream of messages, at one of its ends: the requests for it, and what becomes of the oldest.
+// One end of a stream of messages: its requests, and the progress of the oldest.
 
 #pragma once
 

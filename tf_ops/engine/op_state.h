@@ -1,5 +1,5 @@
-// The collective that a process set runs now: what its messages begin with, and where it is noted
-// how long its parts take.
+// The collective that a process set runs now: the prefix of its messages, and the times of its
+// parts.
 
 #pragma once
 
@@ -24,7 +24,7 @@ class InFlight {
 struct OpState {
   const int rank;  // of the job
   const int set_id;
-  const int slot;  // which no other set has at the same time; a set that comes later may
+  const int slot;                   // no other set has it at the same time
   const std::vector<int>& members;  // ranks of the job
   Peers* const peers;               // null in a job on one host
 

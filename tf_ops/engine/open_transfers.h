@@ -1,6 +1,6 @@
-// What a rank says of its transfers that are not done, when it has waited for too long.
+// The report on a rank's open transfers, when it has waited for too long.
 //
-// If rank 0 has sent to rank 1 what rank 1 still waits for, the link has it; if rank 0 has not
+// If rank 0 has sent the message that rank 1 still waits for, the link has it; if rank 0 has not
 // begun to send, the engine of rank 0 is somewhere else. So each rank's error names both ends.
 
 #pragma once

@@ -75,35 +75,35 @@ OutputPool::Memory::~Memory() {
 }
 
 std::byte* OutputPool::Memory::data() const {
-  return pool_->mine() + offset_;
+  return pool_->part() + offset_;
 }
 
 std::unique_ptr<OutputPool::Memory> OutputPool::take(size_t bytes) {
   if (bytes < kLeastBytes || bytes > bytes_) return nullptr;
-  const size_t needed = page_up(bytes);
+  const size_t needed_bytes = page_up(bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!provide_ || in_child_) return nullptr;
   const auto room = std::find_if(free_.begin(), free_.end(),
-                                 [&](const auto& range) { return range.second >= needed; });
+                                 [&](const auto& range) { return range.second >= needed_bytes; });
   if (room == free_.end()) return nullptr;
   const auto [offset, length] = *room;
-  const uint64_t end = offset + needed;
+  const uint64_t end = offset + needed_bytes;
   if (end > high_) {
     if (is_short_(end - high_) || !provide_(high_, end - high_)) return nullptr;
     high_ = end;
   }
   free_.erase(room);
-  if (length > needed) free_[end] = length - needed;
-  taken_[offset] = {needed, false};
+  if (length > needed_bytes) free_[end] = length - needed_bytes;
+  allocations_[offset] = {needed_bytes, false};
   return std::make_unique<Memory>(shared_from_this(), offset);
 }
 
 void OutputPool::give_back(uint64_t offset) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto taken = taken_.find(offset);
-  if (in_child_ || taken->second.forfeited) return;
-  const size_t bytes = taken->second.bytes;
-  taken_.erase(taken);
+  const auto allocation = allocations_.find(offset);
+  if (in_child_ || allocation->second.forfeited) return;
+  const size_t bytes = allocation->second.bytes;
+  allocations_.erase(allocation);
   free_addresses(offset, bytes);
   if (provide_)
     discard_surplus();
@@ -129,7 +129,7 @@ void OutputPool::free_addresses(uint64_t offset, size_t bytes) {
 
 // The pages are the system's again.
 void OutputPool::discard(uint64_t begin, uint64_t end) {
-  if (begin < end) madvise(mine() + begin, end - begin, MADV_REMOVE);
+  if (begin < end) madvise(part() + begin, end - begin, MADV_REMOVE);
 }
 
 void OutputPool::discard_surplus() {
@@ -144,8 +144,8 @@ void OutputPool::discard_surplus() {
 void OutputPool::forfeit(const std::byte* memory) {
   if (!has(memory)) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto next = taken_.upper_bound(offset_of(memory));
-  if (next != taken_.begin()) std::prev(next)->second.forfeited = true;
+  const auto next = allocations_.upper_bound(offset_of(memory));
+  if (next != allocations_.begin()) std::prev(next)->second.forfeited = true;
 }
 
 void OutputPool::close() {
@@ -158,7 +158,7 @@ void OutputPool::close() {
 size_t OutputPool::bytes_taken() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   size_t bytes = 0;
-  for (const auto& [offset, taken] : taken_) bytes += taken.bytes;
+  for (const auto& [offset, allocation] : allocations_) bytes += allocation.bytes;
   return bytes;
 }
 
@@ -175,7 +175,7 @@ void OutputPool::prepare_fork() {
   bool any = false;
   for (OutputPool* pool : registry.all) {
     pool->mutex_.lock();
-    any |= !pool->taken_.empty();
+    any |= !pool->allocations_.empty();
   }
   if (!any || pipe2(registry.pipe, O_CLOEXEC) != 0) registry.pipe[0] = registry.pipe[1] = -1;
 }
@@ -208,13 +208,13 @@ void OutputPool::copy_in_forked_child() {
 }
 
 void OutputPool::copy_what_is_taken() {
-  for (const auto& [offset, taken] : taken_) {
-    std::byte* const here = mine() + offset;
+  for (const auto& [offset, allocation] : allocations_) {
+    std::byte* const address = part() + offset;
     void* const copy =
-        mmap(nullptr, taken.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mmap(nullptr, allocation.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (copy == MAP_FAILED) continue;
-    std::memcpy(copy, here, taken.bytes);
-    mremap(copy, taken.bytes, taken.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, here);
+    std::memcpy(copy, address, allocation.bytes);
+    mremap(copy, allocation.bytes, allocation.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address);
   }
 }
 

@@ -16,8 +16,8 @@
 // than an eighth of its memory free. Then there are no new pages either: outputs lie elsewhere.
 //
 // Memory may be freed by any thread, after the engine has stopped, too. A forked child gets copies
-// of what is taken, before fork() returns in the parent: all else would see what the parent and the
-// other ranks write later.
+// of what is taken, before fork() returns in the parent: otherwise it would see later writes of the
+// parent and the other ranks.
 
 #pragma once
 
@@ -32,7 +32,7 @@ namespace ringar {
 
 class OutputPool : public std::enable_shared_from_this<OutputPool> {
  public:
-  // Below, what a rank saves is less than what it spends on pages and addresses.
+  // Below this, a rank saves less than it spends on pages and addresses.
   static constexpr size_t kLeastBytes = size_t{256} << 10;
 
   // What a rank may take where `ranks` ranks share a host whose segment has at most
@@ -42,7 +42,7 @@ class OutputPool : public std::enable_shared_from_this<OutputPool> {
 
   using Provide = std::function<bool(uint64_t offset, size_t bytes)>;
   // Whether host or container lack memory, if so many bytes more are used.
-  using IsShort = std::function<bool(size_t more)>;
+  using IsShort = std::function<bool(size_t growth)>;
 
   // `memory`: the parts of all ranks, of `bytes` each, mapped; this one's is number `place`.
   // `provide` makes pages of this part until the pool is closed.
@@ -70,17 +70,16 @@ class OutputPool : public std::enable_shared_from_this<OutputPool> {
   std::unique_ptr<Memory> take(size_t bytes);
 
   // Whether memory lies in this rank's part, and where.
-  bool has(const std::byte* memory) const { return memory >= mine() && memory < mine() + bytes_; }
+  bool has(const std::byte* memory) const { return memory >= part() && memory < part() + bytes_; }
   uint64_t offset_of(const std::byte* memory) const {
-    return static_cast<uint64_t>(memory - mine());
+    return static_cast<uint64_t>(memory - part());
   }
   // The memory at an offset in the part of a rank.
   std::byte* at(int place, uint64_t offset) const {
     return memory_ + bytes_ * static_cast<size_t>(place) + offset;
   }
 
-  // Of a collective that has failed: a rank that is late may still write there. It is not taken
-  // again.
+  // Keeps memory of a failed collective from being taken again: a late rank may still write there.
   void forfeit(const std::byte* memory);
 
   // Nothing can be taken any longer. What is taken stays until it is given back.
@@ -90,12 +89,12 @@ class OutputPool : public std::enable_shared_from_this<OutputPool> {
   size_t bytes_with_pages() const;
 
  private:
-  struct Taken {
+  struct Allocation {
     size_t bytes;
     bool forfeited;
   };
 
-  std::byte* mine() const { return at(place_, 0); }
+  std::byte* part() const { return at(place_, 0); }
   void give_back(uint64_t offset);
   // These are called with the lock held.
   void free_addresses(uint64_t offset, size_t bytes);
@@ -116,7 +115,7 @@ class OutputPool : public std::enable_shared_from_this<OutputPool> {
   bool in_child_ = false;            // a forked one, which owns nothing here
   uint64_t high_ = 0;                // where pages end
   std::map<uint64_t, size_t> free_;  // addresses, none side by side
-  std::map<uint64_t, Taken> taken_;
+  std::map<uint64_t, Allocation> allocations_;
 };
 
 }  // namespace ringar

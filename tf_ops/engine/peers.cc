@@ -43,10 +43,10 @@ void Peers::add_neighbors(const std::vector<int>& members) {
 }
 
 Status Peers::expect() {
-  const Status begun = link_.receive(Link::kAnyone, kControlTag, incoming_.data(), incoming_.size(),
-                                     Link::Length::kAtMost, &expecting_);
-  if (!begun.ok()) expecting_ = -1;
-  return begun;
+  const Status status = link_.receive(Link::kAnyone, kControlTag, incoming_.data(),
+                                      incoming_.size(), Link::Length::kAtMost, &expecting_);
+  if (!status.ok()) expecting_ = -1;
+  return status;
 }
 
 Status Peers::poll() {
@@ -61,9 +61,9 @@ Status Peers::hear_all() {
   for (;;) {
     bool done = false;
     int from = 0;
-    const Status heard = link_.poll(expecting_, &done, &from);
-    if (!heard.ok()) expecting_ = -1;
-    RINGAR_RETURN_IF_ERROR(heard);
+    const Status answer = link_.poll(expecting_, &done, &from);
+    if (!answer.ok()) expecting_ = -1;
+    RINGAR_RETURN_IF_ERROR(answer);
     if (!done) return {};
     ControlMessage message;
     std::memcpy(&message, incoming_.data(), sizeof message);
@@ -83,7 +83,7 @@ void Peers::hear(int from, const ControlMessage& message, const std::string& res
   }
   if (message.rank == topology_.rank) return;  // passed on by those that it has told
   End& end = ends_[static_cast<int>(message.rank)];
-  // That it has left, too, would hide why it gave up.
+  // Its leaving would hide why it gave up.
   if (end.message.kind != kGaveUp) end = {message, rest};
   if (message.kind != kGaveUp || knows_failure_) return;
   knows_failure_ = true;
@@ -103,9 +103,9 @@ Status Peers::let_go_of_sent() {
     auto& handles = sending->handles;
     const auto is_sent = [&](int handle) {
       bool done = false;
-      const Status sent = link_.poll(handle, &done);
-      if (!sent.ok()) status = sent;
-      return done || !sent.ok();
+      const Status answer = link_.poll(handle, &done);
+      if (!answer.ok()) status = answer;
+      return done || !answer.ok();
     };
     handles.erase(std::remove_if(handles.begin(), handles.end(), is_sent), handles.end());
     sending = handles.empty() ? sending_.erase(sending) : std::next(sending);
@@ -134,9 +134,9 @@ bool Peers::waiting(int set, uint64_t sequence, const std::vector<int>& members,
   const size_t distance = size_t{1} << hop;
   std::string places;
   if (set >= 0) {
-    std::string mine(n / 8 + 1, '\0');
-    mine[me / 8] = static_cast<char>(1 << me % 8);
-    merge(set, sequence, mine);
+    std::string mask(n / 8 + 1, '\0');
+    mask[me / 8] = static_cast<char>(1 << me % 8);
+    merge(set, sequence, mask);
     const Waiters& sequences = waiters_[set];
     places.resize(sequences.size() / 8);
     for (size_t i = 0; i < sequences.size(); ++i)
@@ -188,7 +188,7 @@ void Peers::left() {
   (void)wait_at_most(kFarewell, {}, [&] {
     return !link_.progress().ok() || !let_go_of_sent().ok() || sending_.empty();
   });
-  // What is still on its way keeps its memory: the link may read it until the process ends.
+  // Messages under way keep their memory: the link may read it until the process ends.
   if (!sending_.empty()) leak_on_exit(std::move(sending_));
 }
 

@@ -1,5 +1,5 @@
-// What this rank knows of the others when there are several hosts: who waits, who has left or given
-// up, who has died.
+// The state of the other ranks in a job on several hosts: which of them wait, have left, have given
+// up or have died.
 //
 // Death is seen on the dead rank's host alone (engine/shared_segment.h). All else travels as
 // control messages, small ones, which ranks read while they wait. No rank tells all others: in a
@@ -12,13 +12,13 @@
 //   the others. Since they pass nothing on, knowledge may take a second round to get past them.
 //   It travels both ways: where the links between hosts are down, those of a host, whose places are
 //   side by side, still hear of one another.
-// - A rank that leaves or gives up tells its neighbors in all its sets, and whoever has asked: who
-//   waits for a message from it. Those that wait for it give up in turn and tell theirs. The first
-//   rank known to have given up is named to the neighbors in any case.
+// - A rank that leaves or gives up tells its neighbors in all its sets, and the ranks that have
+//   asked, since they wait for a message from it. Those that wait for it give up in turn and tell
+//   theirs. The first rank known to have given up is named to the neighbors in any case.
 //
 // A rank may leave as soon as its own part in a collective is over, when others are still at it.
-// These messages therefore say how far the rank has come in each process set, and nobody minds the
-// leaving of a rank that owes nothing.
+// These messages therefore say how far the rank has come in each process set, and a rank that owes
+// nothing may leave without an error.
 
 #pragma once
 
@@ -51,7 +51,7 @@ class Peers {
   // Reads the control messages that have come.
   Status poll();
 
-  // This rank's neighbors in a process set are to hear of its end.
+  // Adds this rank's neighbors in a process set to those who hear of its end.
   void add_neighbors(const std::vector<int>& members);
 
   // Tells the neighbors 2^hop places before and behind in the set that this rank waits there;

@@ -48,12 +48,12 @@ std::unique_ptr<Channel> PointToPoint::open(const MessageStream::Key& key) {
     return key.sends ? open_to_send(end) : open_to_receive(end);
   }
   const int me = topology.segment_place(topology.rank), other = topology.segment_place(key.peer);
-  const int here = static_cast<int>(topology.ranks_here().size());
-  if (!allocator_) allocator_.emplace(*world_.segment, me, here);
+  const int host_size = static_cast<int>(topology.ranks_here().size());
+  if (!allocator_) allocator_.emplace(*world_.segment, me, host_size);
   if (key.sends)
-    return open_to_send({world_.segment, here, me, other, topology.rank, key.peer, key.tag},
+    return open_to_send({world_.segment, host_size, me, other, topology.rank, key.peer, key.tag},
                         *allocator_);
-  return open_to_receive({world_.segment, here, other, me, key.peer, topology.rank, key.tag});
+  return open_to_receive({world_.segment, host_size, other, me, key.peer, topology.rank, key.tag});
 }
 
 void PointToPoint::start_thread() {
@@ -63,7 +63,7 @@ void PointToPoint::start_thread() {
 void PointToPoint::post(Request* request, int peer, const Status& refusal) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    RINGAR_CHECK(!stopped_);
+    RINGAR_CHECK(!is_stopped_);
     open_doorbell();
     if (refusal.ok())
       stream(key_of(*request, peer)).posted.push_back({request});
@@ -77,32 +77,33 @@ void PointToPoint::post(Request* request, int peer, const Status& refusal) {
 Status PointToPoint::run(Request& request, int peer) {
   Status status;
   bool done = false;
-  MessageStream* mine = nullptr;
+  MessageStream* own_stream = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (stopped_) return stopped();
+    if (is_stopped_) return refusal_after_stop();
     open_doorbell();
-    mine = &stream(key_of(request, peer));
-    mine->posted.push_back({&request, &status, &done});
-    if (mine->channel().polls()) start_thread();
+    own_stream = &stream(key_of(request, peer));
+    own_stream->posted.push_back({&request, &status, &done});
+    if (own_stream->channel().polls()) start_thread();
     ++callers_;
   }
-  const bool polls = mine->channel().polls();
+  const bool polls = own_stream->channel().polls();
   (void)wait_until(rest(world_.timeouts.spin(), polls), &doorbell(), [&](bool* over) -> Status {
-    drive(*mine, &done);
+    drive(*own_stream, &done);
     const std::lock_guard<std::mutex> lock(mutex_);
     *over = done;
     return {};
   });
-  // What is still on its way is the thread's to go on with.
+  // The thread goes on with messages still on their way.
   if (polls) doorbell().add();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (--callers_ == 0) out_.notify_all();
   return status;
 }
 
-// `mine`: what the caller of this waits for; others are told when they are done.
-bool PointToPoint::drive(MessageStream& stream, const bool* mine) {
+// `caller_done`: the flag of the request that the caller waits for; other waiting threads are
+// woken.
+bool PointToPoint::drive(MessageStream& stream, const bool* caller_done) {
   bool moved = false;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stream.busy && !stream.posted.empty()) {
@@ -121,7 +122,7 @@ bool PointToPoint::drive(MessageStream& stream, const bool* mine) {
     moved = true;
     stream.posted.pop_front();
     // Somebody must go on with the others if this thread does not come again.
-    const bool ring = !stream.posted.empty() || (posted.done && posted.done != mine);
+    const bool ring = !stream.posted.empty() || (posted.done && posted.done != caller_done);
     if (posted.done) {
       *posted.status = status;
       *posted.done = true;
@@ -152,7 +153,7 @@ bool PointToPoint::has(int64_t step) {
 void PointToPoint::forget(int peer, int tag) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (stopped_) return;
+    if (is_stopped_) return;
     open_doorbell();
     Channel& channel = stream({false, peer, tag}).channel();
     channel.forget();
@@ -170,7 +171,7 @@ void PointToPoint::give_up(const Status& status) {
   doorbell().add();
 }
 
-Status PointToPoint::stopped() const {
+Status PointToPoint::refusal_after_stop() const {
   return {RINGAR_NOT_INITIALIZED, "rank " + std::to_string(world_.topology.rank) +
                                       " | ringar was shut down before this message"};
 }
@@ -212,17 +213,17 @@ bool PointToPoint::serve(Rest* rest_of_thread, bool* moved) {
     polling |= stream->channel().polls();
   }
   *rest_of_thread = waiting || polling ? rest(0, polling) : kForever;
-  return !stopped_ || waiting || !refused_.empty();
+  return !is_stopped_ || waiting || !refused_.empty();
 }
 
 // A wait lasts as long as nothing moves.
 void PointToPoint::thread_main() {
   begin_thread("ringar p2p");
-  for (bool more = true; more;) {
+  for (bool is_serving = true; is_serving;) {
     Rest rest;
     (void)wait_until(rest, &doorbell(), [&](bool* moved) -> Status {
-      more = serve(&rest, moved);
-      *moved |= !more;
+      is_serving = serve(&rest, moved);
+      *moved |= !is_serving;
       return {};
     });
   }
@@ -230,13 +231,13 @@ void PointToPoint::thread_main() {
 
 void PointToPoint::stop() {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (stopped_) return;
-  stopped_ = true;
+  if (is_stopped_) return;
+  is_stopped_ = true;
   doorbell().add();
   out_.wait(lock, [&] { return callers_ == 0; });
   lock.unlock();
   if (thread_.joinable()) thread_.join();
-  // What has come between hosts and was not received holds memory of its sender.
+  // A message from another host that was not received holds memory of its sender.
   for (const auto& [key, stream] : streams_)
     if (!key.sends && stream->channel().polls()) stream->channel().forget();
   (void)wait_at_most(kFarewell, {}, [&] {

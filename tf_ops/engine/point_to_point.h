@@ -13,9 +13,9 @@
 // a later send to the same rank; that one is not sent. Both go on in step.
 //
 // Messages are no collectives. They leave the engine's queue as soon as they are posted here, in
-// the order of the program; what waits here holds up neither collectives nor other streams. A
-// caller that waits sees to its stream itself; all others are seen to by a thread, which is started
-// when it is needed first. Whoever waits sleeps on the doorbell of this rank (host_channel.h).
+// the order of the program; requests that wait here delay neither collectives nor other streams. A
+// caller that waits drives its stream itself; a thread, started when it is first needed, drives all
+// others. Both sleep on the doorbell of this rank (host_channel.h).
 //
 // A peer that dies, leaves or gives up, and a deadline, break the stream for good. What the peer
 // has sent before can still be received. A message that fails in a step of TensorFlow takes the
@@ -60,7 +60,7 @@ class PointToPoint {
 
   // Whether requests that were announced in a step wait here.
   bool has(int64_t step);
-  // What comes from a rank with this tag will not be received: its memory is given back.
+  // Messages with this tag from a rank will not be received: their memory is given back.
   void forget(int peer, int tag);
   // Ends all that waits and all that comes with an error, and tells the other ranks.
   void give_up(const Status& status);
@@ -82,11 +82,11 @@ class PointToPoint {
   void thread_main();
 
   // Does what can be done now of a stream's requests; true if one has ended.
-  bool drive(MessageStream& stream, const bool* mine);
+  bool drive(MessageStream& stream, const bool* caller_done);
   void tell_others(const Status& status);
   // Goes on with transfers of requests that have ended; true as long as there are some.
   bool tend(MessageStream& stream);
-  Status stopped() const;
+  Status refusal_after_stop() const;
 
   const World& world_;
   const int generation_;
@@ -101,7 +101,7 @@ class PointToPoint {
   std::optional<SlotAllocator> allocator_;
   Flag local_doorbell_;
   Status given_up_;
-  bool stopped_ = false;
+  bool is_stopped_ = false;
   int callers_ = 0;
   std::atomic<bool> is_broken_{false};
   std::thread thread_;

@@ -83,7 +83,7 @@ void ProcessSet::submit(Request* request) {
       refusal = {RINGAR_MISMATCH,
                  who() +
                      "expected the collectives of one step of TensorFlow at a time, "
-                     "received one of a step that another one has overtaken: run "
+                     "received one of a step that a later one has overtaken: run "
                      "functions with collectives in one thread"};
     if (refusal.ok()) return go_on();
   }
@@ -129,7 +129,7 @@ Status ProcessSet::execute(Request& request) {
   return status;
 }
 
-// Sees to it that somebody goes on with what is in line.
+// Ensures that a thread goes on with the requests in line.
 void ProcessSet::go_on() {
   if (closed_ || stops()) idle_.notify_all();
   if (executor_locked_ || stops()) return;  // its holder goes on
@@ -172,31 +172,32 @@ void ProcessSet::run_line(std::unique_lock<std::mutex>& lock) {
   go_on();
 }
 
-// What is held back waits for an op of TensorFlow, which has failed or is still computing: nobody
-// tells. TensorFlow itself waits for the end of what is held.
+// Held requests wait for an op of TensorFlow, which has failed or is still computing: nobody tells
+// which. TensorFlow itself waits for the end of held requests.
 void ProcessSet::look_after_held_tickets(std::unique_lock<std::mutex>& lock) {
   const Timeouts& timeouts = world_.timeouts;
-  if (tickets_.awaited() != held_.awaited) held_ = {tickets_.awaited(), {}, timeouts.stall_warning};
-  if (!held_.awaited) return;
-  const double waited = held_.stopwatch.seconds();
-  const bool late = waited >= timeouts.deadline;
-  if (!late && waited < held_.warn_at) return;
+  if (tickets_.awaited() != held_tickets_.awaited)
+    held_tickets_ = {tickets_.awaited(), {}, timeouts.stall_warning};
+  if (!held_tickets_.awaited) return;
+  const double waited = held_tickets_.stopwatch.seconds();
+  const bool is_late = waited >= timeouts.deadline;
+  if (!is_late && waited < held_tickets_.warn_at) return;
   const Request& waits = tickets_.first_that_waits();
   std::string text = who() + Signature::of(waits, "", 0).title() +
-                     ": expected the inputs of a collective before it in the program, still "
+                     ": expected the inputs of an earlier collective of the program, still "
                      "waiting for them after " +
                      text_of_seconds(waited);
   if (waits.waiter)
     text +=
-        ". If the call keeps a thread of TensorFlow, as one from a numpy_function does, there "
-        "may be no other to compute them: ringar.init(inter_op_threads=...) gives it more";
-  held_.warn_at *= 2;
+        ". If the call blocks a thread of TensorFlow, as in a numpy_function, no other may be left "
+        "to compute them: raise ringar.init(inter_op_threads=...)";
+  held_tickets_.warn_at *= 2;
   const int64_t step = tickets_.awaited_step();
   lock.unlock();
-  if (late)
+  if (is_late)
     owner_.end_step(step, {RINGAR_DEADLINE,
                            text + ". An op that computes them has failed, or takes longer: then "
-                                  "ringar.init(deadline=...) must be longer, too."});
+                                  "raise ringar.init(deadline=...)."});
   else
     warn(text);
   lock.lock();
@@ -237,7 +238,7 @@ void ProcessSet::reopen() {
 // there.
 void ProcessSet::stop() {
   std::unique_lock<std::mutex> lock(mutex_);
-  stopped_ = true;
+  is_stopped_ = true;
   work_.notify_all();
   idle_.wait(lock, [&] { return !executor_locked_; });
   const std::vector<Request*> requests = tickets_.drop_all();

@@ -32,7 +32,7 @@ Status no_such_set(const std::string& who, int id);
 
 class ProcessSet {
  public:
-  // Who has the other sets, and the messages.
+  // The owner of the other sets and of the messages.
   class Owner {
    public:
     // Takes over a message whose turn it is, with the lock of the set held; runs one.
@@ -72,7 +72,7 @@ class ProcessSet {
   void stop();
 
  private:
-  bool stops() const { return stopped_ || world_.timeouts.stop->load(); }
+  bool stops() const { return is_stopped_ || world_.timeouts.stop->load(); }
   Status refusal_of(const Request& request) const;
   Status execute(Request& request);
   // These are called with the lock held, which is never held while a request runs.
@@ -100,8 +100,8 @@ class ProcessSet {
   std::mutex mutex_;
   std::condition_variable work_, idle_;  // of the thread; of close() and stop()
   Tickets tickets_;
-  HeldTickets held_;
-  bool executor_locked_ = false, closed_ = false, stopped_ = false;
+  HeldTickets held_tickets_;
+  bool executor_locked_ = false, closed_ = false, is_stopped_ = false;
   bool looks_ = false;  // whether the thread wakes by itself, to look after held tickets
   std::thread thread_;
 };

@@ -25,23 +25,23 @@ struct flock byte_lock(int rank) {
 
 // The descriptors of this process' locks, for its forked children. Never destroyed: a thread may
 // still look when the process ends.
-struct Held {
+struct HeldLocks {
   std::mutex mutex;
   std::set<int*> descriptors;
 
-  Held() {
-    pthread_atfork([] { held().mutex.lock(); }, [] { held().mutex.unlock(); },
+  HeldLocks() {
+    pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
                    [] {
-                     for (int* fd : held().descriptors) {
+                     for (int* fd : instance().descriptors) {
                        close(*fd);
                        *fd = -1;
                      }
-                     held().descriptors.clear();
-                     held().mutex.unlock();
+                     instance().descriptors.clear();
+                     instance().mutex.unlock();
                    });
   }
-  static Held& held() {
-    static Held& all = *new Held;
+  static HeldLocks& instance() {
+    static HeldLocks& all = *new HeldLocks;
     return all;
   }
 };
@@ -49,8 +49,8 @@ struct Held {
 }  // namespace
 
 RankLock::Outcome RankLock::take(int file, int rank) {
-  Held& held = Held::held();
-  const std::lock_guard<std::mutex> guard(held.mutex);
+  HeldLocks& locks = HeldLocks::instance();
+  const std::lock_guard<std::mutex> guard(locks.mutex);
   const std::string path = "/proc/self/fd/" + std::to_string(file);
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return Outcome::kFailed;
@@ -62,21 +62,21 @@ RankLock::Outcome RankLock::take(int file, int rank) {
     return error == EAGAIN || error == EACCES ? Outcome::kHeldByAnother : Outcome::kFailed;
   }
   fd_ = fd;
-  held.descriptors.insert(&fd_);
+  locks.descriptors.insert(&fd_);
   return Outcome::kTaken;
 }
 
 void RankLock::release() {
-  Held& held = Held::held();
-  const std::lock_guard<std::mutex> guard(held.mutex);
+  HeldLocks& locks = HeldLocks::instance();
+  const std::lock_guard<std::mutex> guard(locks.mutex);
   if (fd_ < 0) return;
-  held.descriptors.erase(&fd_);
+  locks.descriptors.erase(&fd_);
   close(fd_);
   fd_ = -1;
 }
 
 bool RankLock::is_held(int rank) const {
-  const std::lock_guard<std::mutex> guard(Held::held().mutex);
+  const std::lock_guard<std::mutex> guard(HeldLocks::instance().mutex);
   struct flock lock = byte_lock(rank);
   return fcntl(fd_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }

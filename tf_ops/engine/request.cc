@@ -25,8 +25,8 @@ std::string reject_reduction(const Spec& spec) {
            "received " +
            std::string(name_of(spec.dtype)) +
            ", where the result would be cut off; use op=Sum and divide, or cast first";
-  const bool narrow = spec.wire == DataType::kFloat16 || spec.wire == DataType::kBfloat16;
-  if (spec.wire != DataType::kCount && (!narrow || spec.dtype != DataType::kFloat32))
+  const bool is_half = spec.wire == DataType::kFloat16 || spec.wire == DataType::kBfloat16;
+  if (spec.wire != DataType::kCount && (!is_half || spec.dtype != DataType::kFloat32))
     return "expected float32 to be compressed to float16 or bfloat16, received " +
            std::string(name_of(spec.dtype)) + " to " + std::string(name_of(spec.wire));
   return "";

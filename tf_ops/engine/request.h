@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/spec.h"
@@ -76,7 +77,7 @@ class Request {
   // there is none to be had.
   virtual std::byte* allocate(size_t index, int64_t rows) = 0;
 
-  // What belongs to it when the ranks have done it, before the next request.
+  // Called when the ranks have done the request, before the next one.
   virtual Status conclude() { return {}; }
 
   // The last call that a request gets; it may delete itself here.
@@ -92,8 +93,8 @@ class Request {
     return elements * element_size();
   }
 
-  // Why this rank cannot take part in what it was asked, or "". The other ranks are told, so that
-  // all of them raise and none waits.
+  // Why this rank cannot take part, or "". The other ranks are told, so that all of them raise and
+  // none waits.
   virtual std::string rejection(int ranks) const;
 
   const Spec& spec;
@@ -107,6 +108,17 @@ class Request {
 
   class Waiter* waiter =
       nullptr;  // the engine's own: who is told instead of complete(), if anybody
+};
+
+// A request that the engine makes for itself: its caller waits for the end.
+class InternalRequest : public Request {
+ public:
+  explicit InternalRequest(Spec spec = {}) : Request(spec_), spec_(std::move(spec)) {}
+  std::byte* allocate(size_t, int64_t) override { return nullptr; }
+  void complete(const Status&) override {}
+
+ protected:
+  Spec spec_;
 };
 
 // How `rows` are dealt to `ranks` when no splits are given: the first ones get one more.

@@ -1,51 +1,10 @@
 #include "engine/shared_change.h"
 
-#include <cstring>
-
 #include "engine/default_rounding.h"
-#include "engine/status.h"
+#include "engine/words.h"
 
 namespace ringar {
 namespace {
-
-template <typename Word>
-Word load(const std::byte* from) {
-  Word word;
-  std::memcpy(&word, from, sizeof word);
-  return word;
-}
-
-template <typename Word>
-void store(std::byte* to, Word word) {
-  std::memcpy(to, &word, sizeof word);
-}
-
-// Integers of either sign: they add and subtract alike.
-template <typename Bits>
-struct Integer {
-  using Word = Bits;
-  static Word plus(Word a, Word b) { return a + b; }
-  static Word minus(Word a, Word b) { return a - b; }
-};
-
-template <typename Number, typename Bits>
-struct Floating {
-  using Word = Bits;
-  static Word plus(Word a, Word b) { return bits(number(a) + number(b)); }
-  static Word minus(Word a, Word b) { return bits(number(a) - number(b)); }
-
- private:
-  static Number number(Word word) {
-    Number value;
-    std::memcpy(&value, &word, sizeof value);
-    return value;
-  }
-  static Word bits(Number value) {
-    Word word;
-    std::memcpy(&word, &value, sizeof word);
-    return word;
-  }
-};
 
 // Replaces an element by a function of it, and returns the new one. A racy one may overwrite what
 // another rank has stored meanwhile.
@@ -64,20 +23,20 @@ Word replace(Word* at, Function function) {
 template <typename Number, bool kIsAtomic>
 void add_one(typename Number::Word* at, const std::byte* summand) {
   using Word = typename Number::Word;
-  const Word word = load<Word>(summand);
+  const Word word = load_word<Word>(summand);
   replace<kIsAtomic>(at, [word](Word old) { return Number::plus(old, word); });
 }
 
 template <typename Number, bool kIsAtomic>
 void move_one(typename Number::Word* at, const std::byte* before, std::byte* after) {
   using Word = typename Number::Word;
-  const Word from = load<Word>(before), to = load<Word>(after);
+  const Word from = load_word<Word>(before), to = load_word<Word>(after);
   const Word now = from == to
                        ? __atomic_load_n(at, __ATOMIC_RELAXED)
                        : replace<kIsAtomic>(at, [from, to](Word old) {
                            return old == from ? to : Number::plus(old, Number::minus(to, from));
                          });
-  if (now != to) store(after, now);
+  if (now != to) store_word(after, now);
 }
 
 // A gather has left the lines of these rows shared. An atomic addition waits for its line to become
@@ -114,30 +73,12 @@ void change_each(const SharedChange& change, std::byte* elements, const int64_t*
   }
 }
 
-template <typename Visitor>
-void visit(DataType dtype, Visitor visitor) {
-  switch (dtype) {
-    case DataType::kFloat32:
-      return visitor(Floating<float, uint32_t>());
-    case DataType::kFloat64:
-      return visitor(Floating<double, uint64_t>());
-    case DataType::kInt32:
-    case DataType::kUint32:
-      return visitor(Integer<uint32_t>());
-    case DataType::kInt64:
-    case DataType::kUint64:
-      return visitor(Integer<uint64_t>());
-    default:
-      RINGAR_CHECK(!"a dtype whose elements no machine changes at once");
-  }
-}
-
 }  // namespace
 
 void change_rows(const SharedChange& all, std::byte* elements, const int64_t* rows, int64_t count,
                  int64_t stride, int64_t column, int64_t width) {
   const DefaultRounding rounding;
-  visit(all.dtype, [&](auto number) {
+  visit_words(all.dtype, [&](auto number) {
     using Number = decltype(number);
     if (all.is_atomic)
       change_each<Number, true>(all, elements, rows, count, stride, column, width);

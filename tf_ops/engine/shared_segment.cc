@@ -46,13 +46,6 @@ namespace {
 
 constexpr Rest kUntilAllCome{0, 50e-6, 5e-3};
 
-template <size_t N>
-void copy_text(char (&to)[N], const std::string& from) {
-  const size_t n = fitting(from, N - 1);
-  std::memcpy(to, from.data(), n);
-  to[n] = '\0';
-}
-
 uint64_t file_size_limit() {
   rlimit limit{};
   const bool is_limited = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
@@ -120,10 +113,11 @@ uint64_t SharedSegment::base() const {
 
 Status SharedSegment::check_generation() const {
   if (!layout_.is_limited() || generation_ <= Layout::kLimitedGenerations) return {};
-  return {RINGAR_OUT_OF_MEMORY,
-          "expected at most " + std::to_string(Layout::kLimitedGenerations) +
-              " calls of ringar.init() in a job whose files have a limit of size, received one "
-              "more; raise it (ulimit -f unlimited)"};
+  return {
+      RINGAR_OUT_OF_MEMORY,
+      "expected at most " + std::to_string(Layout::kLimitedGenerations) +
+          " calls of ringar.init() in a job with a limit on file sizes, received one more; raise "
+          "the limit (ulimit -f unlimited)"};
 }
 
 Status SharedSegment::join(double timeout_seconds, uint64_t tuning, const Extent& extent,
@@ -131,29 +125,29 @@ Status SharedSegment::join(double timeout_seconds, uint64_t tuning, const Extent
   RINGAR_RETURN_IF_ERROR(take_lock());
   RINGAR_RETURN_IF_ERROR(keep_file());
   RINGAR_RETURN_IF_ERROR(map_records());
-  Record& mine = records_[rank_];
-  generation_ = mine.generation.load() + 1;
+  Record& record = records_[rank_];
+  generation_ = record.generation.load() + 1;
   const Status counted = check_generation();
   if (!counted.ok()) return --generation_, counted;
-  mine.start(generation_).generation_bytes = layout_.generation;
-  mine.start(generation_).tuning = tuning;
-  mine.start(generation_).choice = choice ? *choice : 0;
-  mine.start(generation_).processors = Processors::of_process();
-  copy_text(mine.start(generation_).lack, reserve(extent, size_).message());
-  mine.start(generation_).pool = pool ? make_pool() : 0;
-  mine.generation.store(generation_);
+  record.start(generation_).generation_bytes = layout_.generation;
+  record.start(generation_).tuning = tuning;
+  record.start(generation_).choice = choice ? *choice : 0;
+  record.start(generation_).processors = Processors::of_process();
+  copy_text(record.start(generation_).lack, reserve(extent, size_).message());
+  record.start(generation_).pool = pool ? make_pool() : 0;
+  record.generation.store(generation_);
 
-  std::string absent;
-  const auto settled = [&] { return (absent = absent_ranks()).empty() || has_news(); };
+  std::string absentees;
+  const auto settled = [&] { return (absentees = absent_ranks()).empty() || has_news(); };
   const bool in_time = wait_at_most(timeout_seconds, kUntilAllCome, settled);
-  if (!absent.empty()) {
+  if (!absentees.empty()) {
     // As if it had never come, or the ranks' next attempts would count generations differently.
-    mine.generation.store(--generation_);
-    if (!in_time) return too_late(absent, timeout_seconds);
+    record.generation.store(--generation_);
+    if (!in_time) return too_late(absentees, timeout_seconds);
     return {RINGAR_PEER_LOST,
             "expected all ranks in ringar.init(), but one has died; waited for "
             "rank " +
-                absent};
+                absentees};
   }
   forget_last_generation();
   if (choice) *choice = records_[0].start(generation_).choice;
@@ -196,7 +190,7 @@ Status SharedSegment::take_lock() {
     return {RINGAR_OUT_OF_MEMORY,
             "cannot find the shared memory of this job (RINGAR_SEGMENT_FD=" + std::to_string(fd_) +
                 "): " + std::strerror(errno) +
-                ". Start the ranks with ringarrun; a process that a rank has started is none."};
+                ". Start the ranks with ringarrun; a child process of a rank is no rank."};
   const RankLock::Outcome outcome = lock_.take(fd_, rank_);
   if (outcome == RankLock::Outcome::kFailed)
     return {RINGAR_UNSUPPORTED,
@@ -242,10 +236,11 @@ Status SharedSegment::compare_starts() const {
               "on rank " +
                   name(r) + " than on rank " + name(0)};
     if (start.generation_bytes != layout_.generation)
-      return {RINGAR_MISMATCH,
-              "expected the same limit of the size of files on all ranks (ulimit -f), received "
-              "another one on rank " +
-                  name(r) + " than on rank " + name(rank_)};
+      return {
+          RINGAR_MISMATCH,
+          "expected the same limit on file sizes on all ranks (ulimit -f), received another one "
+          "on rank " +
+              name(r) + " than on rank " + name(rank_)};
     if (start.lack[0] != '\0')
       return {RINGAR_OUT_OF_MEMORY,
               "rank " + name(r) + " has too little shared memory: " + start.lack};
@@ -271,22 +266,22 @@ void SharedSegment::forget_last_generation() {
   forget(layout_.messages(), layout_.generation);
 }
 
-Status SharedSegment::too_late(const std::string& absent, double timeout_seconds) const {
+Status SharedSegment::too_late(const std::string& absentees, double timeout_seconds) const {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.3g", timeout_seconds);
   return {RINGAR_DEADLINE, "expected all " + std::to_string(size_) +
                                " ranks in ringar.init(), but after " + seconds +
-                               " s still waiting for rank " + absent +
+                               " s still waiting for rank " + absentees +
                                ". Does every rank call ringar.init()? A slow start needs a longer "
                                "--start-timeout."};
 }
 
 std::string SharedSegment::absent_ranks() const {
-  std::string absent;
+  std::string absentees;
   for (int r = 0; r < size_; ++r)
     if (records_[r].generation.load() < generation_)
-      absent += (absent.empty() ? "" : ", ") + name(r);
-  return absent;
+      absentees += (absentees.empty() ? "" : ", ") + name(r);
+  return absentees;
 }
 
 bool SharedSegment::has_news() const {
@@ -304,10 +299,10 @@ void SharedSegment::leave() {
 
 void SharedSegment::give_up(const std::string& why) {
   const std::lock_guard<std::mutex> lock(giving_up_);
-  Record& mine = records_[rank_];
-  if (mine.gave_up_in.load() == generation_) return;
-  copy_text(mine.why, why);
-  mine.gave_up_in.store(generation_);
+  Record& record = records_[rank_];
+  if (record.gave_up_in.load() == generation_) return;
+  copy_text(record.why, why);
+  record.gave_up_in.store(generation_);
 }
 
 bool SharedSegment::is_alive(int rank) const {
@@ -323,8 +318,8 @@ std::string SharedSegment::death(int rank) const {
 }
 
 std::string SharedSegment::trouble(int rank) const {
-  const std::string lost = loss(rank);
-  return lost.empty() ? departure(rank) : lost;
+  const std::string why = loss(rank);
+  return why.empty() ? departure(rank) : why;
 }
 
 std::string SharedSegment::absence(int rank) const {
@@ -333,8 +328,9 @@ std::string SharedSegment::absence(int rank) const {
 
 std::string SharedSegment::departure(int rank) const {
   const Record& record = records_[rank];
-  const bool here = record.generation.load() == generation_ && record.left_in.load() != generation_;
-  return here
+  const bool is_here =
+      record.generation.load() == generation_ && record.left_in.load() != generation_;
+  return is_here
              ? ""
              : "rank " + name(rank) + " has left: it called ringar.shutdown() or its program ended";
 }

@@ -68,13 +68,13 @@ class SharedSegment {
   SharedSegment& operator=(const SharedSegment&) = delete;
 
   // Makes this rank known and waits until all ranks of the job are. `tuning` must be equal on all:
-  // it stands for how they lay out the memory. `extent` is what this rank needs of it from the
-  // start; without it on one rank, all fail. `choice`, if there is one, becomes that of rank 0.
-  // With `pool`, on all ranks, it makes a pool of outputs.
+  // the memory's layout depends on it. `extent` is the range that this rank needs from the start;
+  // without it on one rank, all fail. `choice`, if there is one, becomes that of rank 0. With
+  // `pool`, on all ranks, it makes a pool of outputs.
   Status join(double timeout_seconds, uint64_t tuning = 0, const Extent& extent = {},
               int64_t* choice = nullptr, bool pool = false);
 
-  // What the others will be told of this rank from now on. Any thread may give up.
+  // Tells the others that this rank leaves, or gives up and why. Any thread may give up.
   void leave();
   void give_up(const std::string& why);
 
@@ -100,7 +100,7 @@ class SharedSegment {
   // Pages, which are there from then on; false without memory, with errno. Those that exist keep
   // what they hold.
   bool provide(uint64_t offset, size_t bytes);
-  // What to say then, of the errno: how much is free, and what to do.
+  // The text of an error for the errno: how much is free, and what to do.
   std::string shortage(int error) const;
   // Provides this rank's part of what `ranks` ranks use, or says what they need.
   Status reserve(const Extent& extent, int ranks);
@@ -128,7 +128,7 @@ class SharedSegment {
   void compare_pools();
   uint64_t file_system_bytes() const;
   void forget_last_generation();
-  Status too_late(const std::string& absent, double timeout_seconds) const;
+  Status too_late(const std::string& absentees, double timeout_seconds) const;
 
   std::string name(int rank) const { return std::to_string(names_[static_cast<size_t>(rank)]); }
 

@@ -95,9 +95,9 @@ class Arrays {
 
 // The largest of the ranks' numbers. It has the name of the collective before which it runs, since
 // errors about ranks that do something else show it.
-class Largest : public Request {
+class Largest : public InternalRequest {
  public:
-  Largest(const Spec& of, double* number) : Request(spec_) {
+  Largest(const Spec& of, double* number) {
     spec_.collective = Collective::kAllreduce;
     spec_.dtype = DataType::kFloat64;
     spec_.op = ReduceOp::kMax;
@@ -106,11 +106,6 @@ class Largest : public Request {
     auto* bytes = reinterpret_cast<std::byte*>(number);
     tensors.push_back({bytes, bytes, Shape()});
   }
-  std::byte* allocate(size_t, int64_t) override { return nullptr; }
-  void complete(const Status&) override {}
-
- private:
-  Spec spec_;
 };
 
 }  // namespace

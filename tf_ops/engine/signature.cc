@@ -45,13 +45,6 @@ uint64_t hash_name(const std::string& name) {
   return hash.value;
 }
 
-template <size_t N>
-void copy_text(char (&to)[N], const std::string& from) {
-  const size_t n = fitting(from, N - 1);
-  std::memcpy(to, from.data(), n);
-  to[n] = '\0';
-}
-
 std::string number(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.9g", value);
@@ -113,10 +106,10 @@ std::string what_was_asked(const std::vector<Signature>& signatures,
   std::vector<Party> all = parties(signatures, global);
   tell_apart(all);
   std::string lines;
-  std::vector<int> others;
+  std::vector<int> other_ranks;
   for (size_t i = 0; i < all.size(); ++i) {
     if (i >= kMostParties && all.size() > kMostParties + 1) {
-      others.insert(others.end(), all[i].ranks.begin(), all[i].ranks.end());
+      other_ranks.insert(other_ranks.end(), all[i].ranks.begin(), all[i].ranks.end());
       continue;
     }
     lines += "\n  " + ranks_in_short(all[i].ranks);
@@ -125,9 +118,9 @@ std::string what_was_asked(const std::vector<Signature>& signatures,
                std::to_string(signatures.size()) + ")";
     lines += ": " + all[i].text;
   }
-  if (!others.empty())
-    lines += "\n  " + ranks_in_short(others) + ": " + std::to_string(all.size() - kMostParties) +
-             " other calls";
+  if (!other_ranks.empty())
+    lines += "\n  " + ranks_in_short(other_ranks) + ": " +
+             std::to_string(all.size() - kMostParties) + " other calls";
   return lines;
 }
 
@@ -210,7 +203,7 @@ std::string Signature::describe() const {
   if (prescale != 1.0) s += ", prescale=" + number(prescale);
   if (postscale != 1.0) s += ", postscale=" + number(postscale);
   if (collective == Collective::kBroadcast) s += ", root=" + std::to_string(root);
-  if (fixed_rows) s += " (compiled: as many rows on every rank; else leave it out of jit_compile)";
+  if (fixed_rows) s += " (compiled: needs equal rows on all ranks, or leave it out of jit_compile)";
   return s;
 }
 

@@ -1,4 +1,4 @@
-// What a rank says it is doing, in a form that the others can compare.
+// A rank's description of its collective, in a form that the others can compare.
 //
 // A signature travels with the first step of every collective. Ranks run the same program, so equal
 // position in the queue means the same collective; if a rank took another path, its signature
@@ -42,10 +42,10 @@ struct Signature {
   // `rejection`: why this rank cannot take part, or "".
   static Signature of(const Request& request, const std::string& rejection, uint64_t sequence);
 
-  // Copies what there is to it: no rejection where there is none.
+  // Copies the signature, without the rejection's bytes where there is none.
   void copy_to(Signature& other) const;
 
-  // Of what must agree; equal for signatures that do. 0 for one that is rejected.
+  // A hash of the fields that must agree; 0 for a rejected one.
   uint64_t digest() const;
   std::string title() const;     // allreduce "loss"
   std::string describe() const;  // allreduce "loss" of float32[32,10], op=sum

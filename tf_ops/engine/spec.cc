@@ -36,8 +36,8 @@ bool read(std::string_view text, double* number) {
 
 std::vector<std::vector<int64_t>> to_shapes(std::string_view text) {
   std::vector<std::vector<int64_t>> shapes;
-  for (bool more = true; more;) {
-    more = text.find(';') != std::string_view::npos;
+  for (bool has_more = true; has_more;) {
+    has_more = text.find(';') != std::string_view::npos;
     std::string_view shape_text = take(text, ';');
     auto& shape = shapes.emplace_back();
     while (!shape_text.empty()) shape.push_back(to_int(take(shape_text, ',')));
@@ -45,7 +45,7 @@ std::vector<std::vector<int64_t>> to_shapes(std::string_view text) {
   return shapes;
 }
 
-Status bad(std::string_view text) {
+Status refusal(std::string_view text) {
   return {RINGAR_MISMATCH, "expected a collective's spec as in engine/spec.h, received \"" +
                                std::string(text) + "\""};
 }
@@ -90,12 +90,12 @@ Status Spec::parse(std::string_view text, Spec* spec) {
     else if (key == "shapes")
       spec->shapes = to_shapes(value);
     else
-      return bad(line);
+      return refusal(line);
   }
   spec->postscale = spec->factor;
   const bool names_are_valid = spec->collective != Collective::kCount &&
                                spec->dtype != DataType::kCount && spec->op != ReduceOp::kCount;
-  return names_are_valid && good ? Status() : bad(line);
+  return names_are_valid && good ? Status() : refusal(line);
 }
 
 }  // namespace ringar

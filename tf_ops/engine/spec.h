@@ -1,4 +1,4 @@
-// What a collective is to do, apart from the arrays: one line of text.
+// A collective's arguments apart from the arrays, in one line of text.
 //
 //   allreduce dtype=float32 op=sum root=0 set=0 prescale=1 postscale=0.5 name=gradients/bucket_0
 //

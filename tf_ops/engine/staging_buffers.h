@@ -1,6 +1,6 @@
-// Memory for what is on its way through the link, kept by the process set from one collective to
-// the next. Transfers never read or write a user's memory: after an error nobody can take them
-// back, and the user's memory may be gone.
+// Memory for data on their way through the link, kept by the process set from one collective to the
+// next. Transfers never read or write a user's memory: after an error nobody can take them back,
+// and the user's memory may be gone.
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace ringar {
 
 class StagingBuffers {
  public:
-  // Number `index`, of at least `bytes`; what it held is lost where it has to grow.
+  // Number `index`, of at least `bytes`; its contents are lost where it has to grow.
   std::byte* at(size_t index, size_t bytes) {
     if (index >= buffers_.size()) buffers_.resize(index + 1);
     Buffer& buffer = buffers_[index];

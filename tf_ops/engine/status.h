@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -35,6 +36,14 @@ inline size_t fitting(const std::string& text, size_t limit) {
   if (text.size() <= limit) return text.size();
   while (limit > 0 && (text[limit] & 0xc0) == 0x80) --limit;
   return limit;
+}
+
+// Copies as much of a text as fits, and a terminating zero.
+template <size_t N>
+void copy_text(char (&to)[N], const std::string& from) {
+  const size_t n = fitting(from, N - 1);
+  std::memcpy(to, from.data(), n);
+  to[n] = '\0';
 }
 
 inline Status no_memory_for(size_t bytes) {

@@ -56,7 +56,7 @@ class Tickets {
   // The request whose turn it is; null if it has not come.
   Request* next() const { return empty() ? nullptr : tickets_[first_].request; }
 
-  // Takes it out. What is behind it moves so rarely that it costs nothing.
+  // Takes it out. The tickets behind it move so rarely that it costs nothing.
   void pop() {
     ++first_;
     --come_;
@@ -107,7 +107,7 @@ class Tickets {
 
   template <typename Condition>
   bool erase_if(Condition condition, std::vector<Request*>* come = nullptr) {
-    const auto kept = std::remove_if(begin(), tickets_.end(), [&](const Ticket& ticket) {
+    const auto new_end = std::remove_if(begin(), tickets_.end(), [&](const Ticket& ticket) {
       if (!condition(ticket)) return false;
       if (ticket.request) {
         come->push_back(ticket.request);
@@ -115,8 +115,8 @@ class Tickets {
       }
       return true;
     });
-    const bool any = kept != tickets_.end();
-    tickets_.erase(kept, tickets_.end());
+    const bool any = new_end != tickets_.end();
+    tickets_.erase(new_end, tickets_.end());
     return any;
   }
 

@@ -167,9 +167,9 @@ void Timeline::collective(const Request& request, const std::string& title, int6
            ",\"tensors\":" + std::to_string(request.tensors.size()) +
            ",\"members\":" + members(request) +
            ",\"process_set\":" + std::to_string(request.spec.process_set) + "," + totals(trace));
-  size_t written = 0;
+  size_t count = 0;
   for (const Span& phase : trace.spans())
-    if (written++ < kMostSpans) span(name_of(phase), row, phase.begin, phase.end, "");
+    if (count++ < kMostSpans) span(name_of(phase), row, phase.begin, phase.end, "");
 }
 
 void Timeline::message(const Request& request, const std::string& title, int64_t begin) {

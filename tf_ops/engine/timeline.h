@@ -1,4 +1,4 @@
-// What the engine did when, as Chrome trace events: opens in Perfetto and chrome://tracing.
+// The engine's work over time, as Chrome trace events: opens in Perfetto and chrome://tracing.
 //
 // Each rank writes a file of its own; ringar/job/timeline.py merges them. Times are those of
 // CLOCK_MONOTONIC, which all processes of a host share, in microseconds. The file is valid JSON
@@ -30,7 +30,7 @@ struct Span {
   int64_t begin, end;
 };
 
-// What a communicator notes while it runs one collective.
+// The spans that a communicator notes while it runs one collective.
 class Trace {
  public:
   void clear() { spans_.clear(); }

@@ -1,4 +1,4 @@
-// Where the ranks are: which of them share a host, and so its memory.
+// The hosts of the ranks: ranks of one host share its memory.
 
 #pragma once
 
@@ -29,10 +29,10 @@ struct Topology {
 
   // The ranks of this host, in order; a rank's place among them is its place in the shared segment.
   std::vector<int> ranks_here() const {
-    std::vector<int> here;
+    std::vector<int> ranks;
     for (int r = 0; r < size(); ++r)
-      if (is_here(r)) here.push_back(r);
-    return here;
+      if (is_here(r)) ranks.push_back(r);
+    return ranks;
   }
   int segment_place(int job_rank) const {
     int place = 0;

@@ -1,9 +1,9 @@
-// What this rank has sent for whom: calls and bytes by collective and name.
+// The traffic of this rank: calls and bytes by collective and name.
 //
-// Bytes are those that a rank must send by the best algorithm there is, whatever way they go: of an
-// array of K bytes on n ranks, 2 (n-1)/n K for an allreduce, (n-1)/n K for a reduce-scatter, what
-// is for others in an all-to-all, (n-1) K for an all-gather of own parts of K bytes, and K for the
-// root of a broadcast. A message counts where it is sent.
+// Bytes are those that a rank must send by the best algorithm, whatever algorithm it uses: of an
+// array of K bytes on n ranks, 2 (n-1)/n K for an allreduce, (n-1)/n K for a reduce-scatter, the
+// rows for other ranks in an all-to-all, (n-1) K for an all-gather of own parts of K bytes, and K
+// for the root of a broadcast. A message counts where it is sent.
 
 #pragma once
 

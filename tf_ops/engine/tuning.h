@@ -1,4 +1,4 @@
-// The sizes at which the engine changes its way, as measured.
+// The sizes at which the engine changes its algorithm, as measured.
 //
 // One of them differs from machine to machine, and is measured where a job runs (calibration.h):
 // from which size on an allreduce stores its results past the caches. The others are constants. A
@@ -22,7 +22,7 @@
 namespace ringar {
 
 struct Tuning {
-  // What a rank reduces, or puts into a buffer for another one, at a time.
+  // The bytes that a rank reduces, or puts into a buffer for another one, at a time.
   size_t slice_bytes;
   // Up to here every rank reads all inputs of an allreduce and reduces everything by itself: one
   // exchange instead of two. Above it, each rank reduces its slice.
@@ -39,7 +39,7 @@ constexpr size_t kNever = SIZE_MAX;
 // found, unless `past` of RINGAR_TUNING says otherwise.
 size_t past_caches_bytes(size_t fallback);
 
-// What travels through a link at a time: chunks of at most so many bytes, and how many of them.
+// The data that travel through a link at a time: chunks of at most so many bytes, and their number.
 struct LinkTuning {
   size_t chunk_bytes;
   int lanes;
@@ -54,7 +54,7 @@ LinkTuning link_tuning(size_t bytes, int ranks);
 // The same for halving and doubling, which take an array in blocks of one chunk per rank.
 LinkTuning halving_tuning(size_t bytes, int ranks);
 
-// What shared memory is mapped in multiples of: 4 KiB, or up to 64 KiB on some aarch64 kernels. All
+// The unit in which shared memory is mapped: 4 KiB, or up to 64 KiB on some aarch64 kernels. All
 // ranks of a host have the same. `page=65536` in RINGAR_TUNING asks for larger ones.
 size_t page_bytes();
 size_t page_up(size_t bytes);  // the next multiple of it

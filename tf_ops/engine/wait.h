@@ -4,9 +4,9 @@
 // theirs, too. Then it sleeps, until the owner of a flag wakes it or, where nobody does, for a part
 // of the time that it has waited: so it wakes seldom, and comes late by no more than that part.
 //
-// Who yields to a thread that computes comes back after its time slice, some milliseconds; who
-// sleeps is woken at once. A yield that took so long shows the thread that its core is busy: its
-// next waits sleep at once, a few at first, more where the core stays busy.
+// A thread that yields to one that computes comes back after its time slice, some milliseconds; a
+// sleeping thread is woken at once. A yield that took so long shows the thread that its core is
+// busy: its next waits sleep at once, a few at first, more where the core stays busy.
 
 #pragma once
 
@@ -114,8 +114,8 @@ bool wait_at_most(double seconds, const Rest& rest, IsDone is_done) {
     return Status();
   };
   const auto check = [&] {
-    const bool late = stopwatch.seconds() > seconds;
-    return late ? Status(RINGAR_DEADLINE, "") : Status();
+    const bool is_late = stopwatch.seconds() > seconds;
+    return is_late ? Status(RINGAR_DEADLINE, "") : Status();
   };
   return wait_until(rest, nullptr, look, check).ok();
 }

@@ -15,7 +15,7 @@ constexpr double kBetweenHops = 0.02;
 // This part of the deadline is a long wait.
 constexpr double kNear = 0.5;
 
-Status lost(const OpState& op_state, const std::string& why) {
+Status loss(const OpState& op_state, const std::string& why) {
   const bool is_to_peer = is_message(op_state.signature.collective);
   return {RINGAR_PEER_LOST, std::string("expected ") +
                                 (is_to_peer ? "the other rank" : "all ranks") +
@@ -35,7 +35,7 @@ Status trouble_beyond_the_host(const OpState& op_state) {
   RINGAR_RETURN_IF_ERROR(peers.poll());
   for (int rank : op_state.members) {
     const std::string why = peers.trouble(rank, op_state.set_id, op_state.sequence());
-    if (!why.empty()) return lost(op_state, why);
+    if (!why.empty()) return loss(op_state, why);
   }
   return {};
 }
@@ -68,7 +68,7 @@ Status Watchdog::look_at_all(const Text& trouble, const Text& whom) {
   const double waited = seconds();
   look_at_ = waited + Rest::kCheckEvery;
   const std::string why = trouble();
-  if (!why.empty()) return lost(op_state_, why);
+  if (!why.empty()) return loss(op_state_, why);
   if (op_state_.peers) RINGAR_RETURN_IF_ERROR(look_beyond_the_host());
   if (is_stopping())
     return {RINGAR_PEER_LOST,
@@ -105,14 +105,14 @@ Status Watchdog::look_beyond_the_host() {
 // With several hosts, those that have not said that they wait in this collective, too.
 std::string Watchdog::late_ranks(const Text& whom) const {
   if (!op_state_.peers || op_state_.sequence() == Peers::kLossOnly) return whom();
-  std::string late;
+  std::string ranks;
   for (size_t i = 0; i < op_state_.members.size(); ++i) {
     const int rank = op_state_.members[i];
     if (rank != op_state_.rank &&
         !op_state_.peers->waits(i, op_state_.set_id, op_state_.sequence()))
-      late += (late.empty() ? "" : ", ") + std::to_string(rank);
+      ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   }
-  return late.empty() ? whom() : late;
+  return ranks.empty() ? whom() : ranks;
 }
 
 }  // namespace ringar

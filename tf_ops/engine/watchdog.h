@@ -1,4 +1,4 @@
-// One wait for other ranks: how long it has lasted, and what ends it but its end. How a rank rests
+// One wait for other ranks: its duration, and the reasons that end it early. How a rank rests
 // meanwhile: engine/wait.h.
 
 #pragma once
@@ -38,7 +38,7 @@ class Watchdog {
 
   // To be called at any time: it looks every 20 ms, and when this rank shuts down. `trouble` tells
   // why a rank of this host will never come, or ""; `whom` lists those of its ranks that have not
-  // come. What there is to know of other hosts is added here.
+  // come. This adds the news of other hosts.
   template <typename Trouble, typename Whom>
   Status check(const Trouble& trouble, const Whom& whom) {
     return is_due() ? look(trouble, whom) : Status();

@@ -24,7 +24,7 @@ Status run_between_hosts(Communicator& communicator, Request& request);
 // Arrays in the memory of GPUs. Enqueues the collective and returns; see engine/gpu.h.
 Status run_on_gpus(Communicator& communicator, Request& request);
 
-// What a message of a handshake begins with: what is known of what the ranks are doing.
+// The begin of a handshake's message: whether the ranks known so far run the same collective.
 struct ConsistencyCheck {
   uint64_t digest;
   uint64_t disagree;

@@ -51,12 +51,12 @@ Window::Window(const World& world, std::shared_ptr<WindowService> service, int p
   const Patience& patience = *this;
   for (size_t i = 0; i < members_.size(); ++i) {
     const Member& member = members_[i];
-    if (member.rank == rank_) mine_ = i;
+    if (member.rank == rank_) own_place_ = i;
     if (member.memory)
       parts_[i].emplace(member.memory->data(), member.place.length, layout, rank_, world.timeouts,
                         world.past_caches_bytes, patience);
   }
-  if (service_) service_->add(members_[mine_].place.number, *this, layout);
+  if (service_) service_->add(members_[own_place_].place.number, *this, layout);
 }
 
 Window::~Window() {
@@ -64,11 +64,11 @@ Window::~Window() {
 }
 
 void Window::end_service() {
-  if (service_) service_->remove(members_[mine_].place.number);
+  if (service_) service_->remove(members_[own_place_].place.number);
 }
 
 std::byte* Window::local() const {
-  return parts_[mine_]->elements();
+  return parts_[own_place_]->elements();
 }
 
 std::string Window::who(const char* name) const {
@@ -130,7 +130,7 @@ Status Window::access_part(int rank, const Any& access) {
   const auto place = static_cast<size_t>(rank);
   const Member& member = members_[place];
   if (!member.memory) return service_->access(member.rank, member.place.number, layout_, access);
-  if (place == mine_) return parts_[place]->access(access);
+  if (place == own_place_) return parts_[place]->access(access);
   const int64_t now = monotonic_ns();
   std::atomic<int64_t>& look_at = look_at_[place];
   const bool looks = now >= look_at.load(std::memory_order_relaxed);
@@ -157,8 +157,8 @@ Status Window::serve(const WindowRows& access) {
 
 template <typename Any>
 Status Window::serve_any(const Any& access) {
-  const std::string why = refusal(static_cast<int>(mine_), access);
-  return why.empty() ? parts_[mine_]->access(access) : Status(RINGAR_MISMATCH, why);
+  const std::string why = refusal(static_cast<int>(own_place_), access);
+  return why.empty() ? parts_[own_place_]->access(access) : Status(RINGAR_MISMATCH, why);
 }
 
 Status Window::look(int holder, double seconds) const {

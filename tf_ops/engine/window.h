@@ -1,6 +1,6 @@
-// A window: memory that the ranks of a process set open together, and to which each of them has
-// access without the others' doing. Nothing but opening and closing is collective, and accesses
-// have no order between ranks.
+// A window: memory that the ranks of a process set open together; each of them has access to all of
+// it on its own. Nothing but opening and closing is collective, and accesses have no order between
+// ranks.
 //
 //     rank 0   part 0 | part 1 | part 2 | ...        of the ranks' own lengths
 //
@@ -25,7 +25,7 @@ namespace ringar {
 
 class Window : private WindowPart::Patience, private ServedWindow {
  public:
-  // What each rank tells the others of its part.
+  // A rank's description of its part, for the others.
   struct Place {
     int64_t length;
     int64_t offset;  // in the shared segment of its host
@@ -82,7 +82,7 @@ class Window : private WindowPart::Patience, private ServedWindow {
   const WindowLayout layout_;
   const std::vector<Member> members_;
   std::vector<std::optional<WindowPart>> parts_;  // of ranks of this host
-  size_t mine_ = 0;                               // the place of this rank's
+  size_t own_place_ = 0;                          // the place of this rank's
   std::vector<std::atomic<int64_t>> look_at_;     // when to see whether a rank is there
   std::shared_mutex mutex_;                       // accesses share it
   bool closed_ = false;

@@ -30,18 +30,18 @@ WindowSpace::WindowSpace(const Layout& layout, int place, int size)
 std::optional<uint64_t> WindowSpace::take(size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   uint64_t at = begin_;
-  for (const auto& [offset, taken] : taken_) {
+  for (const auto& [offset, length] : allocations_) {
     if (offset - at >= bytes) break;
-    at = offset + taken;
+    at = offset + length;
   }
   if (end_ - at < bytes) return {};
-  taken_[at] = bytes;
+  allocations_[at] = bytes;
   return at;
 }
 
 void WindowSpace::give(uint64_t offset) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  taken_.erase(offset);
+  allocations_.erase(offset);
 }
 
 WindowMemory::WindowMemory(std::byte* data, size_t bytes, uint64_t offset,

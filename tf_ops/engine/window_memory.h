@@ -1,5 +1,5 @@
-// Where the parts of windows lie: in the shared segment, or in memory of its own where a rank is
-// alone on its host.
+// The memory of the parts of windows: in the shared segment, or private where a rank is alone on
+// its host.
 //
 // Each rank of a host has addresses of its own there, and tells the others where a part is. Its
 // pages are given back with the last reference in its process, which may come after the engine's
@@ -32,7 +32,7 @@ class WindowSpace {
  private:
   std::mutex mutex_;
   const uint64_t begin_, end_;
-  std::map<uint64_t, size_t> taken_;
+  std::map<uint64_t, size_t> allocations_;
 };
 
 class WindowMemory {

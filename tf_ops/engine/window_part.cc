@@ -143,7 +143,7 @@ Status WindowPart::access(const WindowRows& all) const {
 }
 
 Status WindowPart::access_chunk(Chunk& chunk, const WindowAccess& access, bool past_caches) const {
-  std::byte* const here = at(access.start);
+  std::byte* const elements = at(access.start);
   switch (access.kind) {
     case Access::kGet:
       return read(chunk, access, past_caches);
@@ -151,13 +151,13 @@ Status WindowPart::access_chunk(Chunk& chunk, const WindowAccess& access, bool p
     case Access::kAdd:
       return write(chunk, access, past_caches);
     case Access::kAtomicAdd:
-      atomic_add(layout_.dtype, here, access.array, static_cast<size_t>(access.count));
+      atomic_add(layout_.dtype, elements, access.array, static_cast<size_t>(access.count));
       break;
     case Access::kRacyAdd:
-      add(layout_.dtype, here, access.array, access.count);
+      add(layout_.dtype, elements, access.array, access.count);
       break;
     case Access::kFetchAdd:
-      atomic_fetch_add(layout_.dtype, here, access.array);
+      atomic_fetch_add(layout_.dtype, elements, access.array);
       break;
     case Access::kVersions:
       *access.versions = static_cast<int64_t>(chunk.version.load() / 2);
@@ -216,7 +216,7 @@ Status WindowPart::lock(Chunk& chunk) const {
     return {};
   };
   Stopwatch stopwatch;
-  // Its holder may have died before it has written, or after: then nothing is torn.
+  // The holder may have died before its write, or after it: then nothing is torn.
   const auto look = [&]() -> Status {
     const double waited = stopwatch.seconds();
     if (holder == 0) return {};

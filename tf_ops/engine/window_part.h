@@ -9,8 +9,8 @@
 // 2005; Boehm 2012 on its fences). After a few vain attempts it takes the lock, too, so that
 // writers cannot keep it out for ever.
 //
-// The lock has its holder's rank. Who waits for a rank that has died gets an error where the
-// version is odd, since half of a write may be there; where it is even, the lock is taken over.
+// The lock has its holder's rank. A rank that waits for a dead one gets an error if the version is
+// odd, since half of a write may be there; if it is even, it takes the lock over.
 //
 // Two ways of adding take no lock. kAtomicAdd loses no update of another kAtomicAdd or kFetchAdd,
 // kRacyAdd may. Both raise the version when they are done, but a read in the middle of one sees
@@ -32,7 +32,7 @@
 
 namespace ringar {
 
-// What one rank does to the part of another one; ringar.h has the same order.
+// The accesses of a rank to the part of another one; ringar.h has the same order.
 enum class Access : int32_t {
   kGet,
   kPut,
@@ -66,7 +66,7 @@ struct WindowRows {
   bool moves() const { return before != nullptr; }
 };
 
-// What parts of one window have in common.
+// The properties that the parts of one window share.
 struct WindowLayout {
   static constexpr int64_t kChunkUnit = 64, kMostChunkBytes = 1 << 20;
   static constexpr int64_t kMostElements = int64_t{1} << 40;
@@ -81,7 +81,7 @@ struct WindowLayout {
   // Of a part, in whole pages; the second, where its elements begin.
   size_t bytes(int64_t length) const;
   size_t begin_of_elements(int64_t length) const;
-  // Why this kind of access is none for the dtype, or "".
+  // Why the dtype does not allow this kind of access, or "".
   std::string refusal(Access kind) const;
   std::string refusal(const WindowRows& access) const;
 };

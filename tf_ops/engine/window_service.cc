@@ -72,7 +72,7 @@ WindowService::~WindowService() {
   for (Transfer& request : requests_) leak_on_exit(std::move(request.memory));
   for (auto& [rank, replies] : replies_)
     for (Transfer& reply : replies) leak_on_exit(std::move(reply.memory));
-  for (Transfer& sent : sending_) leak_on_exit(std::move(sent.memory));
+  for (Transfer& transfer : sending_) leak_on_exit(std::move(transfer.memory));
 }
 
 int64_t WindowService::draw_number() {
@@ -219,7 +219,7 @@ std::byte* WindowService::make(size_t bytes) {
   return transfer.memory.begin.get() + sizeof(Header);
 }
 
-// What was made last, with its body.
+// Sends the message that was made last, with its body.
 Status WindowService::send(int to, int tag, const Header& header) {
   Transfer& transfer = sending_.back();
   std::memcpy(transfer.memory.begin.get(), &header, sizeof header);
@@ -258,7 +258,7 @@ Status WindowService::answer(int from, const std::byte* message) {
   return send(from, kWindowReplyTag, header);
 }
 
-// A put reads its elements where they have come; what an access brings back it leaves in the reply.
+// A put reads its elements from the request; other accesses leave their results in the reply.
 Status WindowService::serve(const Served& served, const Header& header, const std::byte* message,
                             std::byte* reply, int64_t* versions) {
   const size_t bytes = header.bytes_of_elements(served.layout.dtype);
@@ -310,12 +310,12 @@ Status WindowService::drive(bool* moved) {
   }
   for (auto& [rank, replies] : replies_)
     for (Transfer& reply : replies) take_from(rank, reply, moved);
-  for (auto sent = sending_.begin(); sent != sending_.end();) {
-    bool done = sent->handle < 0;
-    // Why it has failed, the receive that is expected from that rank tells.
-    if (!done && !world_.link->poll(sent->handle, &done).ok()) done = true;
-    if (done) memory_.give(std::move(sent->memory));
-    sent = done ? sending_.erase(sent) : std::next(sent);
+  for (auto transfer = sending_.begin(); transfer != sending_.end();) {
+    bool done = transfer->handle < 0;
+    // The receive that is expected from that rank tells why it has failed.
+    if (!done && !world_.link->poll(transfer->handle, &done).ok()) done = true;
+    if (done) memory_.give(std::move(transfer->memory));
+    transfer = done ? sending_.erase(transfer) : std::next(transfer);
   }
   return {};
 }
@@ -323,13 +323,13 @@ Status WindowService::drive(bool* moved) {
 // A receive fails when the rank is lost. The others of that rank fail, too.
 void WindowService::take_from(int rank, Transfer& reply, bool* moved) {
   bool done = false;
-  Status status = lost_.count(rank) ? lost_[rank] : world_.link->poll(reply.handle, &done);
+  Status status = losses_.count(rank) ? losses_[rank] : world_.link->poll(reply.handle, &done);
   if (status.ok() && done) {
     take_reply(reply.memory.begin.get());
     *moved = true;
     status = expect(reply, rank, kWindowReplyTag);
   }
-  if (!status.ok()) lost_.emplace(rank, status);
+  if (!status.ok()) losses_.emplace(rank, status);
 }
 
 Status WindowService::wait(int rank, Call& call, int at_most) {
@@ -358,8 +358,8 @@ Status WindowService::loss(int rank, double seconds) {
   RINGAR_RETURN_IF_ERROR(world_.peers->poll());
   std::string why = world_.peers->trouble(rank, kNoSet, 0);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto lost = lost_.find(rank);
-  if (why.empty() && lost != lost_.end()) why = lost->second.message();
+  const auto entry = losses_.find(rank);
+  if (why.empty() && entry != losses_.end()) why = entry->second.message();
   if (!why.empty())
     return {RINGAR_PEER_LOST, "expected rank " + std::to_string(rank) + " to answer, but " + why};
   if (seconds < timeouts.deadline) return {};
@@ -378,22 +378,22 @@ void WindowService::thread_main() {
   const auto look = [&](bool* moved) -> Status {
     const std::lock_guard<std::mutex> lock(mutex_);
     RINGAR_RETURN_IF_ERROR(drive(moved));
-    *moved |= stopped_;
+    *moved |= is_stopped_;
     return {};
   };
   const auto sleep = [&](double seconds) { world_.link->sleep(seconds); };
-  for (bool more = true; more;) {
-    more = wait_with(Rest{}, sleep, look).ok();
+  for (bool is_running = true; is_running;) {
+    is_running = wait_with(Rest{}, sleep, look).ok();
     const std::lock_guard<std::mutex> lock(mutex_);
-    more &= !stopped_;
+    is_running &= !is_stopped_;
   }
 }
 
-// What is still on its way to others is sent.
+// Messages still on their way to others are sent.
 void WindowService::stop() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    stopped_ = true;
+    is_stopped_ = true;
   }
   if (!thread_.joinable()) return;
   thread_.join();

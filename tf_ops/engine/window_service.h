@@ -4,8 +4,8 @@
 //     rank 1    (host 1)   does a | reply a | does b | reply b | ...
 //
 // An access is cut into pieces, of which several are under way at a time: a chunk, or as many whole
-// ones as fit into a message. So whoever reads there sees what it would see of a rank of that host.
-// Each piece is answered when it is done, with the elements, the versions, or an error.
+// ones as fit into a message. So a read has the same guarantees as one by a rank of that host. Each
+// piece is answered when it is done, with the elements, the versions, or an error.
 //
 // Every rank with a window serves it in a thread of the engine, and so does whoever waits for a
 // reply. Pieces of rows have as many rows as fit into a message, with their numbers in front; a row
@@ -28,7 +28,7 @@
 
 namespace ringar {
 
-// What a rank offers to those of other hosts.
+// The accesses that a rank offers to ranks of other hosts.
 class ServedWindow {
  public:
   virtual Status serve(const WindowAccess& access) = 0;
@@ -117,12 +117,12 @@ class WindowService {
   std::map<int64_t, Served> windows_;
   std::vector<Transfer> requests_;                // expected, of anyone
   std::map<int, std::vector<Transfer>> replies_;  // expected, by rank
-  std::map<int, Status> lost_;
+  std::map<int, Status> losses_;
   std::list<Transfer> sending_;
   std::map<uint64_t, Pending> pending_;
   uint64_t next_piece_ = 0;
   int64_t next_number_ = 1;
-  bool stopped_ = false;
+  bool is_stopped_ = false;
   std::thread thread_;
 };
 

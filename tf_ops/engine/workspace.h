@@ -1,5 +1,5 @@
-// What algorithms write down while they run, kept by the process set from one collective to the
-// next: once the largest has been seen, a step of training allocates nothing here.
+// Memory of the algorithms, kept by the process set from one collective to the next: after the
+// largest collective, a training step allocates nothing here.
 
 #pragma once
 
@@ -32,10 +32,10 @@ class Workspace {
     sums_.clear();
     return sums_;
   }
-  // One of them, with what it was filled with.
+  // One of them, as it was filled.
   BufferList& array_of(int rank) { return per_rank_[static_cast<size_t>(rank)]; }
   std::vector<BufferList>& array_per_rank() { return emptied(per_rank_); }
-  // What the ranks have in the pool of outputs.
+  // The arrays of each rank in the pool of outputs.
   std::vector<BufferList>& in_pool_per_rank() { return emptied(in_pool_); }
 
   std::vector<const std::byte*> sources;  // one per rank

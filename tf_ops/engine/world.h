@@ -1,4 +1,4 @@
-// What all process sets of this rank share.
+// The state that all process sets of this rank share.
 
 #pragma once
 

@@ -117,15 +117,15 @@ RINGAR_EXPORT int ringar_run(const char* spec, const ringar_array* arrays, int32
                              const int64_t* splits, int32_t split_count, int64_t* received,
                              ringar_allocate allocate, void* context);
 
-// Nobody on this rank will receive what comes from `rank` of the job with this tag: its memory is
-// given back. Nothing before ringar_init.
+// Frees messages from `rank` of the job with this tag, now and later: no call on this rank will
+// receive them. Does nothing before ringar_init.
 RINGAR_EXPORT void ringar_forget(int32_t rank, int32_t tag);
 
 // The same on arrays in the memory of CUDA device `device`, in the order of `stream` (a CUstream;
 // null is the default stream). It returns when the collective is enqueued: outputs are there for
-// what is enqueued on `stream` afterwards. `allocate` gives memory of that device. What fails later
-// fills the outputs with bytes of 0xFF, and is reported by ringar_synchronize_gpu and by the next
-// collective of that process set.
+// what is enqueued on `stream` afterwards. `allocate` gives memory of that device. A later failure
+// fills the outputs with bytes of 0xFF; ringar_synchronize_gpu and the next collective of that
+// process set report it.
 RINGAR_EXPORT int ringar_run_on_gpu(const char* spec, const ringar_array* arrays, int32_t count,
                                     const int64_t* splits, int32_t split_count, int64_t* received,
                                     ringar_allocate allocate, void* context, int32_t device,
@@ -134,8 +134,8 @@ RINGAR_EXPORT int ringar_run_on_gpu(const char* spec, const ringar_array* arrays
 RINGAR_EXPORT int ringar_synchronize_gpu(void);
 
 // The same as ringar_run for a collective that is run again and again on the same arrays (as
-// MPI_Allreduce_init does), with all outputs given: what can be done once is done in
-// ringar_prepare. Null with an error if the spec cannot be read.
+// MPI_Allreduce_init does), with all outputs given: ringar_prepare does the work that is needed
+// only once. Null with an error if the spec cannot be read.
 typedef struct ringar_call ringar_call;
 RINGAR_EXPORT ringar_call* ringar_prepare(const char* spec, const ringar_array* arrays,
                                           int32_t count);
@@ -177,8 +177,8 @@ RINGAR_EXPORT int ringar_access_window(ringar_window* window, int32_t rank, int3
 // The same for rows of the part, which is a matrix of rows of `width` elements: reads or adds to
 // `count` of them, whose numbers `rows` has. `access` is RINGAR_GET, RINGAR_ADD, RINGAR_ATOMIC_ADD
 // or RINGAR_RACY_ADD. With `before`, elements that are still as there become those of `array`, and
-// to others the difference is added; `array` gets what is there then. What takes no lock does not
-// count as a write of a chunk.
+// to others the difference is added; `array` gets the new values. Accesses without a lock do not
+// count as writes of a chunk.
 RINGAR_EXPORT int ringar_access_rows(ringar_window* window, int32_t rank, int32_t access,
                                      const int64_t* rows, int64_t count, int64_t width, void* array,
                                      const void* before);
@@ -192,10 +192,10 @@ RINGAR_EXPORT void ringar_stop_timeline(void);
 
 RINGAR_EXPORT const char* ringar_last_error(void);
 
-// What this rank has sent for whom since the library was opened or ringar_reset_stats was called: a
-// line per collective and name, "allreduce 10 4096 loss", then a zero byte; the number of bytes of
-// all lines is stored in `size`. The bytes are those that this rank must send by the best
-// algorithm. Valid until the calling thread calls it again.
+// The traffic of this rank since the library was opened or ringar_reset_stats was called: a line
+// per collective and name, "allreduce 10 4096 loss", then a zero byte; the number of bytes of all
+// lines is stored in `size`. The bytes are those that this rank must send by the best algorithm.
+// Valid until the calling thread calls it again.
 RINGAR_EXPORT const char* ringar_stats(int64_t* size);
 RINGAR_EXPORT void ringar_reset_stats(void);
 
@@ -212,9 +212,8 @@ RINGAR_EXPORT int64_t ringar_bucket_bytes(void);
 // 1 if the ranks have measured the size for results past the caches in ringar_init.
 RINGAR_EXPORT int ringar_has_calibrated(void);
 
-// What the ranks tell each other beside their gradients (engine/shares.h). Nothing before
-// ringar_init.
-// Whether this rank asks all ranks to stop, from its next weighted average on.
+// The data that ranks exchange beside their gradients (engine/shares.h). These do nothing before
+// ringar_init. Whether this rank asks all ranks to stop, from its next weighted average on.
 RINGAR_EXPORT void ringar_ask_to_stop(int asks);
 // 1 if a rank was seen to ask since ringar_begin_training.
 RINGAR_EXPORT int ringar_stop_was_seen(void);

@@ -1,5 +1,5 @@
-// RingarAlltoall: `splits` tells how many rows go to each rank; empty means evenly. What came from
-// whom is the second output.
+// RingarAlltoall: `splits` tells how many rows go to each rank; empty means evenly. The second
+// output has the rows received from each rank.
 
 #include "kernels/op.h"
 

@@ -12,7 +12,7 @@ namespace ringar {
 
 class CompiledRequest : public Request {
  public:
-  // The arrays come behind a token each.
+  // Inputs and outputs each begin with a token, before the arrays.
   CompiledRequest(const Spec& spec, void** outputs, const void** inputs) : Request(spec) {
     for (size_t i = 0; i < spec.shapes.size(); ++i) {
       const auto& dims = spec.shapes[i];

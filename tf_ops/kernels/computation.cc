@@ -91,7 +91,7 @@ class Kernel {
  private:
   Status compute(TF_OpKernelContext* context, const TfStatus& status) const {
     const auto& tf = tensorflow();
-    std::vector<TfTensor> held;
+    std::vector<TfTensor> tensors;
     Inputs inputs;
     for (int i = 0; i < tf.TF_NumInputs(context); ++i) {
       TfTensor tensor = input(context, i, status);
@@ -101,17 +101,17 @@ class Kernel {
       for (int d = 0; d < tf.TF_NumDims(tensor.get()); ++d)
         inputs.dims.back().push_back(tf.TF_Dim(tensor.get(), d));
       // TensorFlow hands on the memory of an input that nobody holds.
-      if (i != computation_.in_place.input) held.push_back(std::move(tensor));
+      if (i != computation_.in_place.input) tensors.push_back(std::move(tensor));
     }
     RINGAR_RETURN_IF_ERROR(computation_.check(inputs.dims));
     Outputs outputs;
     for (const Dims& dims : computation_.shapes(options_, inputs.dims)) {
       const auto index = static_cast<int>(outputs.size());
-      held.push_back(index == computation_.in_place.output
-                         ? hand_on(context, dims, inputs, held, status)
-                         : allocate(context, index, dims, status));
+      tensors.push_back(index == computation_.in_place.output
+                            ? hand_on(context, dims, inputs, tensors, status)
+                            : allocate(context, index, dims, status));
       if (!is_ok(status)) return {};
-      outputs.push_back(tf.TF_TensorData(held.back().get()));
+      outputs.push_back(tf.TF_TensorData(tensors.back().get()));
     }
     return run(computation_, options_, inputs, outputs);
   }
@@ -136,7 +136,7 @@ class Kernel {
   // The output that may have the memory of an input; the input, which nothing held so far, is held
   // from then on.
   TfTensor hand_on(TF_OpKernelContext* context, const Dims& dims, const Inputs& inputs,
-                   std::vector<TfTensor>& held, const TfStatus& status) const {
+                   std::vector<TfTensor>& tensors, const TfStatus& status) const {
     const auto& tf = tensorflow();
     const auto [from, to] = computation_.in_place;
     int forwarded = -1;
@@ -145,7 +145,7 @@ class Kernel {
                                 context, &from, 1, to, dims.data(), static_cast<int>(dims.size()),
                                 &forwarded, status.get()))
                           : allocate(context, to, dims, status);
-    if (is_ok(status)) held.push_back(input(context, from, status));
+    if (is_ok(status)) tensors.push_back(input(context, from, status));
     return output;
   }
 

@@ -1,8 +1,8 @@
-// What a rank computes alone: an op of TensorFlow and a target for XLA, from one definition.
+// A computation of one rank: an op of TensorFlow and a target for XLA, from one definition.
 //
 // Such an op has any number of inputs and outputs. All are arrays of one dtype, float32 or float64,
 // apart from masks (uint8) and indices (int32); an optional input that is absent has no elements.
-// What is no array is in one line of text, its options, as the spec of a collective is:
+// All other arguments are in one line of text, the options, as the spec of a collective is:
 // "dtype=float32 levels=3 …".
 
 #pragma once
@@ -51,8 +51,8 @@ struct Inputs {
 
 using Outputs = std::vector<void*>;
 
-// What a computation is: whether the dims of its inputs fit to each other, which Python can say
-// only where it knows them; the dims of its outputs; and the outputs, for either dtype.
+// A computation: a check that the dims of its inputs fit together, which Python can do only where
+// it knows them; the dims of its outputs; and the outputs, for either dtype.
 struct Computation {
   const char* name;         // "RingarScan"
   const char* target_name;  // "ringar_scan"

@@ -38,10 +38,10 @@ bool looks_like_a_function(const TF_AsyncOpKernelDoneCallback* done) {
 
 bool runs_ours_in_its_place(TF_AsyncOpKernelDoneCallback* done) {
   int runs = 0;
-  Done ours = [&runs] { ++runs; };
-  function_at(done).swap(ours);
+  Done probe = [&runs] { ++runs; };
+  function_at(done).swap(probe);
   tensorflow().TF_RunAsyncOpKernelDoneCallback(done);
-  function_at(done).swap(ours);
+  function_at(done).swap(probe);
   return runs == 1;
 }
 

@@ -80,7 +80,7 @@ void fail(TF_OpKernelContext* context, const Status& failure) {
   tf.TF_OpKernelContext_Failure(context, status.get());
 }
 
-// What has drawn a ticket and does not come ends its step.
+// A collective that has drawn a ticket and does not come ends its step.
 void end_step(int64_t step, const Status& failure) {
   const auto running = engine();
   if (running) running->end_step(step, failure);

@@ -1,4 +1,4 @@
-// What the TensorFlow ops have in common.
+// The common parts of the TensorFlow ops.
 //
 // Every op takes a `spec` (engine/spec.h) and comes in two forms. RingarAllreduce is done when its
 // compute function returns; TensorFlow then goes on with what depends on it in the same thread.

@@ -151,7 +151,7 @@ bool OpRequest::publish_inputs(OutputPool& pool) {
 TfTensor OpRequest::output_in_pool(int index, const std::vector<int64_t>& dims) {
   const size_t bytes = element_count(dims) * element_size();
   if (spec.collective != Collective::kAllreduce || bytes < OutputPool::kLeastBytes ||
-      !kept_[static_cast<size_t>(index)])
+      !refusals_[static_cast<size_t>(index)])
     return nullptr;
   const auto running = engine();
   const auto pool = running ? running->outputs() : nullptr;
@@ -165,14 +165,14 @@ bool OpRequest::forward_input(int index) {
   if (!input) return false;
   const std::vector<int64_t>& dims = dims_of(input.get());
   input.reset();
-  kept_.resize(static_cast<size_t>(inputs()));
+  refusals_.resize(static_cast<size_t>(inputs()));
   TfTensor output = output_in_pool(index, dims);
   if (!output) {
     int forwarded = -1;
     output.reset(tensorflow().TF_ForwardInputOrAllocateOutput(
         context_, &index, 1, index, dims.data(), static_cast<int>(dims.size()), &forwarded,
         tf_status_.get()));
-    kept_[static_cast<size_t>(index)] = forwarded < 0;
+    refusals_[static_cast<size_t>(index)] = forwarded < 0;
   }
   if (!succeeded() || !read_input(index)) return false;
   tensors.back().output = static_cast<std::byte*>(tensorflow().TF_TensorData(output.get()));

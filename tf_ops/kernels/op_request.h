@@ -80,7 +80,7 @@ class OpRequest : public Request {
   std::vector<TfTensor> inputs_, outputs_;
   std::vector<int64_t> dims_;
   // By input: whether TensorFlow did not lend its buffer when it was last asked.
-  std::vector<bool> kept_;
+  std::vector<bool> refusals_;
   Placement placement_;
   std::chrono::steady_clock::time_point prepared_;
   bool may_publish_ = false, published_ = false;

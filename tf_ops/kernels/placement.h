@@ -1,11 +1,11 @@
-// Where an op's allreduce works: in place, or on copies of its inputs in the output pool.
+// The memory of an op's allreduce: in place, or copies of its inputs in the output pool.
 //
 // Making a copy takes the time of a step. It pays where the cores are busy with a backward pass: in
 // place, the ranks wait for each other in every block, each time until a scheduler gives them a
 // core; copies, which all ranks can read, take two such waits in all. How long each way takes is
 // measured, call by call, and the copy is made where it is several times faster.
 //
-// Ranks may choose differently: what each offers the others is agreed upon in every call.
+// Ranks may choose differently: in every call each offers its arrays to the others.
 
 #pragma once
 

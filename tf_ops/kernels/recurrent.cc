@@ -7,7 +7,7 @@
 //                 -> d_inputs, d_h0, d_kernel, d_recurrent, d_bias, d_recurrent_bias
 //   Ringar…Jacobians        h, (kept)                       -> (steps, batch, units, units)
 //
-// h0, d_last and d_h0 have both vectors of an LSTM's state, h and c. `kept` is a GRU's and an
+// h0, d_last and d_h0 have both vectors of an LSTM's state, h and c. `residuals` is a GRU's and an
 // LSTM's, recurrent_bias a GRU's. mask, both biases, d_states, d_last and packed
 // (recurrent_chunks.cc makes it) may be absent. Options: activation, recurrent_activation, levels
 // (of the way back; 0 is the serial kernel, -1 chosen), threads, without_inputs (d_inputs is
@@ -29,17 +29,17 @@ namespace {
 template <const CellArrays& kCell>
 std::vector<Dims> forward_shapes(const Options&, const std::vector<Dims>& in) {
   const int64_t batch = in[kInputs][0], steps = in[kInputs][1], units = in[kRecurrent][0];
-  if (kCell.kept == 0) return {{batch, steps, units}};
-  return {{batch, steps, units}, {batch, steps, kCell.kept * units}};
+  if (kCell.residuals == 0) return {{batch, steps, units}};
+  return {{batch, steps, units}, {batch, steps, kCell.residuals * units}};
 }
 
 template <template <typename> class Traits, typename T>
 void forward(const Options& options, const Inputs& in, const Outputs& outputs) {
-  std::vector<T*> written;
-  for (void* output : outputs) written.push_back(static_cast<T*>(output));
+  std::vector<T*> arrays;
+  for (void* output : outputs) arrays.push_back(static_cast<T*>(output));
   const auto& kernels = Traits<T>::kernels();
   const auto cell = Traits<T>::cell(options, shape_of(in), in, projection<T>(in),
-                                    in.at<T>(kRecurrentBias), written);
+                                    in.at<T>(kRecurrentBias), arrays);
   const PackedSizes sizes = kernels.sizes(cell.shape);
   const T* packed = in.at<T>(kPacked);
   RINGAR_CHECK(!packed || in.dims[kPacked] == Dims{sizes.forth});

@@ -1,5 +1,5 @@
-// What differs between the recurrent cells of recurrent.cc: their arrays, their kernels, and how a
-// cell is made of a computation's inputs and outputs.
+// The differences between the recurrent cells of recurrent.cc: their arrays, their kernels, and how
+// a cell is made of a computation's inputs and outputs.
 
 #pragma once
 
@@ -23,8 +23,8 @@ Projection<T> projection(const Inputs& in) {
   return {in.at<T>(kInputs), in.at<T>(kKernel), in.at<T>(kBias)};
 }
 
-// `written` is h and what is kept, if anything; the way back needs no recurrent bias, nor do
-// Jacobians a projection.
+// `arrays` is h and the residuals, if any; the way back needs no recurrent bias, nor do Jacobians a
+// projection.
 template <typename T>
 struct SimpleRnnTraits {
   using Cell = SimpleRnn<T>;
@@ -32,14 +32,14 @@ struct SimpleRnnTraits {
   static const SimpleRnnKernels<T>& kernels() { return simple_rnn_kernels<T>(); }
 
   static Cell cell(const Options& options, const RecurrentShape& shape, const Inputs& in,
-                   const Projection<T>& projection, const T*, const std::vector<T*>& written) {
+                   const Projection<T>& projection, const T*, const std::vector<T*>& arrays) {
     return {shape,
             activation_of(options, "activation"),
             projection,
             in.at<T>(kInitial),
             in.at<T>(kRecurrent),
             in.at<uint8_t>(kMask),
-            written[0]};
+            arrays[0]};
   }
 };
 
@@ -51,7 +51,7 @@ struct GruTraits {
 
   static Cell cell(const Options& options, const RecurrentShape& shape, const Inputs& in,
                    const Projection<T>& projection, const T* recurrent_bias,
-                   const std::vector<T*>& written) {
+                   const std::vector<T*>& arrays) {
     return {shape,
             activation_of(options, "activation"),
             activation_of(options, "recurrent_activation"),
@@ -60,8 +60,8 @@ struct GruTraits {
             in.at<T>(kRecurrent),
             recurrent_bias,
             in.at<uint8_t>(kMask),
-            written[0],
-            written[1]};
+            arrays[0],
+            arrays[1]};
   }
 };
 
@@ -72,7 +72,7 @@ struct LstmTraits {
   static const LstmKernels<T>& kernels() { return lstm_kernels<T>(); }
 
   static Cell cell(const Options& options, const RecurrentShape& shape, const Inputs& in,
-                   const Projection<T>& projection, const T*, const std::vector<T*>& written) {
+                   const Projection<T>& projection, const T*, const std::vector<T*>& arrays) {
     return {shape,
             activation_of(options, "activation"),
             activation_of(options, "recurrent_activation"),
@@ -80,8 +80,8 @@ struct LstmTraits {
             in.at<T>(kInitial),
             in.at<T>(kRecurrent),
             in.at<uint8_t>(kMask),
-            written[0],
-            written[1]};
+            arrays[0],
+            arrays[1]};
   }
 };
 

@@ -1,4 +1,4 @@
-// Where the computations of recurrent.cc have their inputs, and whether these fit to each other.
+// The inputs of the computations of recurrent.cc: their places, and whether they fit together.
 
 #pragma once
 
@@ -16,14 +16,14 @@ constexpr size_t kStates = 3;  // the index of h where there are no inputs
 
 // The arrays of a kind of cell, in multiples of its units.
 struct CellArrays {
-  const char* name;      // of its op
-  int64_t gates;         // columns of its kernels
-  int64_t kept, states;  // what is kept of a step, the vectors of a state
-  bool recurrent_bias;   // beside the bias of the inputs
-  bool scanned;          // whether the way back may be a scan, with Jacobians
+  const char* name;           // of its op
+  int64_t gates;              // columns of its kernels
+  int64_t residuals, states;  // what is kept of a step, the vectors of a state
+  bool recurrent_bias;        // beside the bias of the inputs
+  bool scanned;               // whether the way back may be a scan, with Jacobians
 };
 
-// -1 stands for what may be any.
+// -1 stands for any number.
 inline Status expect_rank(const char* name, const char* input, const Dims& received, size_t rank) {
   return received.size() == rank ? Status{} : expect_dims(name, input, received, Dims(rank, -1));
 }
@@ -43,7 +43,7 @@ inline Status expect_all(const char* name, const std::vector<Dims>& in,
   return {};
 }
 
-// What all take, of a sequence of so many examples and steps.
+// The inputs of all computations, for a sequence of so many examples and steps.
 inline Status check_fixed(const char* name, const std::vector<Dims>& in, int64_t batch,
                           int64_t steps, const CellArrays& cell) {
   RINGAR_RETURN_IF_ERROR(expect_rank(name, "recurrent", in[kRecurrent], 2));
@@ -57,8 +57,8 @@ inline Status check_fixed(const char* name, const std::vector<Dims>& in, int64_t
 inline Status check_written(const char* name, const std::vector<Dims>& in, size_t h,
                             const CellArrays& cell) {
   const Dims& states = in[h];
-  if (cell.kept == 0) return {};
-  return expect_dims(name, "kept", in[h + 1], {states[0], states[1], cell.kept * states[2]});
+  if (cell.residuals == 0) return {};
+  return expect_dims(name, "kept", in[h + 1], {states[0], states[1], cell.residuals * states[2]});
 }
 
 inline Status check_projection(const char* name, const std::vector<Dims>& in,

@@ -1,5 +1,5 @@
-// What the computations of recurrent.cc and recurrent_chunks.cc share: threads, memory, and the way
-// back of a stretch of steps.
+// Common parts of the computations in recurrent.cc and recurrent_chunks.cc: threads, memory, and
+// the way back of a stretch of steps.
 
 #pragma once
 
@@ -19,12 +19,12 @@
 
 namespace ringar {
 
-// What forward has written is an input of the others, which only read it.
+// The outputs of forward are inputs of the others, which only read them.
 template <typename T>
 std::vector<T*> written_at(const Inputs& in, size_t index) {
-  std::vector<T*> written;
-  for (; index < in.data.size(); ++index) written.push_back(const_cast<T*>(in.at<T>(index)));
-  return written;
+  std::vector<T*> arrays;
+  for (; index < in.data.size(); ++index) arrays.push_back(const_cast<T*>(in.at<T>(index)));
+  return arrays;
 }
 
 inline RecurrentShape shape_of(const Inputs& in) {
@@ -119,7 +119,7 @@ inline int levels_for(const Options& options, const RecurrentShape& shape, int g
   return choose_recurrent_levels(chain, gates, options.threads());
 }
 
-// Of all examples: adds to the rows of sums, and writes what else `back` has.
+// Of all examples: adds to the rows of sums, and writes the other outputs of `back`.
 template <template <typename> class Traits, typename Cell, typename T>
 void go_back(const Options& options, const Cell& cell, const T* packed, const Backward<T>& back) {
   constexpr CellArrays kArrays = Traits<T>::kArrays;

@@ -12,8 +12,8 @@ int64_t rows_to_keep(const OpRequest& request, const Tensor& tensor) {
   const auto set = running ? running->process_set(request.spec.process_set) : nullptr;
   if (!set) return 0;
   if (request.splits.empty()) return even_share(tensor.shape.rows(), set->size(), set->rank());
-  const auto mine = static_cast<size_t>(set->rank());
-  return mine < request.splits.size() ? std::max<int64_t>(0, request.splits[mine]) : 0;
+  const auto place = static_cast<size_t>(set->rank());
+  return place < request.splits.size() ? std::max<int64_t>(0, request.splits[place]) : 0;
 }
 
 bool prepare(OpRequest& request) {

@@ -3,9 +3,9 @@
 // XLA calls it on a thread of the host, with the stream in which it runs the function, and buffers
 // of the GPU: those of the operands, then those of the results; a token first among each.
 //
-// The call returns when the collective has ended. XLA goes on enqueuing kernels otherwise, and a
-// failure that shows later could not be told to it any longer: an optimizer would have applied what
-// the outputs hold. The wait costs what the launch of the next kernels takes.
+// The call returns when the collective has ended. Otherwise XLA would enqueue the next kernels, and
+// nothing could tell it of a later failure: an optimizer would apply the failed outputs. The wait
+// costs the time in which the next kernels are launched.
 
 #include <string_view>
 

@@ -10,7 +10,7 @@
 namespace ringar {
 
 struct Cuda : cuda::Functions {
-  // What a call has returned, as a Status that names the call and what CUDA says of the error.
+  // The result of a call, as a Status that names the call and CUDA's text of the error.
   Status check(const char* call, cuda::Result result) const;
 };
 

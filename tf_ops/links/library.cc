@@ -32,19 +32,19 @@ Status Library::open(const std::string& file) {
   calls_itself_ = is_new && scope != 0;
   handle_ = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | scope);
   if (handle_) return {};
-  return {RINGAR_UNSUPPORTED, "expected " + what_ + ", found none (" + dlerror() + "). " + remedy_};
+  return {RINGAR_UNSUPPORTED, "expected " + name_ + ", found none (" + dlerror() + "). " + remedy_};
 }
 
 void* Library::find(const char* function) {
   void* const symbol = dlsym(handle_, function);
-  if (!symbol) missing_.emplace_back(function);
+  if (!symbol) missing_functions_.emplace_back(function);
   return symbol;
 }
 
 Status Library::complete() const {
-  if (missing_.empty()) return {};
-  return {RINGAR_UNSUPPORTED, "expected " + what_ + " with " + missing_.front() + ", received " +
-                                  file_ + " without it. " + remedy_};
+  if (missing_functions_.empty()) return {};
+  return {RINGAR_UNSUPPORTED, "expected " + name_ + " with " + missing_functions_.front() +
+                                  ", received " + file_ + " without it. " + remedy_};
 }
 
 }  // namespace ringar

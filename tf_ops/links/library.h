@@ -12,9 +12,9 @@ namespace ringar {
 
 class Library {
  public:
-  // `what`: as errors name it. `remedy`: what to do where it is missing.
-  Library(std::string what, std::string remedy)
-      : what_(std::move(what)), remedy_(std::move(remedy)) {}
+  // `name`: as errors name it. `remedy`: what to do where it is missing.
+  Library(std::string name, std::string remedy)
+      : name_(std::move(name)), remedy_(std::move(remedy)) {}
 
   // Never closed: it may have threads of its own. `file`: a path, or a name that the loader finds.
   Status open(const std::string& file);
@@ -26,11 +26,11 @@ class Library {
   Status complete() const;
 
  private:
-  const std::string what_, remedy_;
+  const std::string name_, remedy_;
   std::string file_;
   void* handle_ = nullptr;
   bool calls_itself_ = false;
-  std::vector<std::string> missing_;
+  std::vector<std::string> missing_functions_;
 };
 
 }  // namespace ringar

@@ -1,4 +1,4 @@
-// How bytes leave the process: messages between the ranks of the job, whoever carries them.
+// A link: messages between the ranks of the job, whatever carries them.
 //
 // A link starts transfers and tells when they are done; it makes progress only in progress().
 // Messages between two ranks with the same tag arrive in the order in which they were sent, and a
@@ -7,7 +7,7 @@
 // with tags of their own (`apart`).
 //
 // The memory of a transfer that was started must stay until it is done, and after an error for as
-// long as the link exists: nobody can say what the network still does with it.
+// long as the link exists: the network may still use it.
 
 #pragma once
 
@@ -56,10 +56,10 @@ class Link {
   virtual void sleep(double seconds) {
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   }
-  // Closes what messages `apart` have opened: they are rare from now on. The ranks have received
-  // all of them.
+  // Closes the streams of messages `apart`, which are rare from now on. The ranks have received all
+  // of them.
   virtual void close_streams() {}
-  // What progress() has found; `from`: who has sent what was received.
+  // The state of a transfer after progress(); `from`: the sender of a received message.
   virtual Status poll(int handle, bool* done, int* from = nullptr) = 0;
   // For the error of a rank that has waited for too long.
   virtual std::vector<OpenTransfer> open_transfers() { return {}; }

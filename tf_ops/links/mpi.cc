@@ -22,12 +22,12 @@ namespace {
 // Functions of the MPI in this process.
 struct Mpi {
   void* library = nullptr;
-  std::string missing;
+  std::string missing_symbol;
 
   template <typename Function>
   void find(Function*& function, const char* name) {
     function = reinterpret_cast<Function*>(dlsym(library, name));
-    if (!function) missing = name;
+    if (!function) missing_symbol = name;
   }
 
   int (*isend)(const void*, int, mpi::Datatype, int, int, mpi::Comm, mpi::Request*);
@@ -62,13 +62,15 @@ struct Mpi {
     byte = static_cast<mpi::Datatype>(dlsym(library, mpi::kByte));
     errors_return = static_cast<mpi::Errhandler>(dlsym(library, mpi::kErrorsReturn));
     request_null = static_cast<mpi::Request>(dlsym(library, mpi::kRequestNull));
-    if (!byte || !errors_return || !request_null) missing = mpi::kByte;
+    if (!byte || !errors_return || !request_null) missing_symbol = mpi::kByte;
 #else
     byte = mpi::kByte;
     errors_return = mpi::kErrorsReturn;
     request_null = mpi::kRequestNull;
 #endif
-    return missing.empty() ? "" : std::string(mpi::kName) + " of this process has no " + missing;
+    return missing_symbol.empty()
+               ? ""
+               : std::string(mpi::kName) + " of this process has no " + missing_symbol;
   }
 };
 
@@ -97,7 +99,7 @@ class MpiLink : public Link {
     const std::lock_guard<std::mutex> lock(mutex_);
     const int count = static_cast<int>(bytes);
     const size_t slot = begin({to, tag, false, bytes, 0}, handle);
-    return begun(mpi_.isend(data, count, mpi_.byte, to, tag, comm_, &requests_[slot]), slot);
+    return outcome(mpi_.isend(data, count, mpi_.byte, to, tag, comm_, &requests_[slot]), slot);
   }
 
   Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
@@ -107,7 +109,7 @@ class MpiLink : public Link {
     const int expected = length == Length::kExact ? count : 0;
     const size_t slot = begin({from, tag, true, bytes, expected}, handle);
     const int source = from == kAnyone ? mpi::kAnySource : from;
-    return begun(mpi_.irecv(data, count, mpi_.byte, source, tag, comm_, &requests_[slot]), slot);
+    return outcome(mpi_.irecv(data, count, mpi_.byte, source, tag, comm_, &requests_[slot]), slot);
   }
 
   // One call for all: each makes MPI look at its sockets.
@@ -196,7 +198,7 @@ class MpiLink : public Link {
     return slot;
   }
 
-  Status begun(int code, size_t slot) {
+  Status outcome(int code, size_t slot) {
     if (code == mpi::kSuccess) return {};
     requests_[slot] = mpi_.request_null;
     transfers_[slot].done = true;
@@ -236,9 +238,9 @@ extern "C" __attribute__((visibility("default"))) Link* ringar_open_link(void* c
                                                                          char* why,
                                                                          size_t why_bytes) {
   Mpi mpi;
-  const std::string wrong = mpi.open();
-  if (!wrong.empty()) {
-    std::snprintf(why, why_bytes, "%s", wrong.c_str());
+  const std::string problem = mpi.open();
+  if (!problem.empty()) {
+    std::snprintf(why, why_bytes, "%s", problem.c_str());
     return nullptr;
   }
   return new MpiLink(mpi, *static_cast<mpi::Comm*>(communicator));

@@ -22,8 +22,8 @@ std::string version_text(int version) {
          std::to_string(version % 100);
 }
 
-// Where another NCCL was opened for all libraries, as in TensorFlow's wheels for GPUs, one that
-// does not see itself first calls that one's functions in place of its own.
+// Where another NCCL was opened for all libraries, as in TensorFlow's wheels for GPUs, an NCCL that
+// does not see its own functions first calls those of the other one.
 Status refuse_another(const Nccl& nccl, int version, const std::string& file) {
   const auto first =
       reinterpret_cast<decltype(nccl.GetVersion)>(dlsym(RTLD_DEFAULT, "ncclGetVersion"));
@@ -32,15 +32,15 @@ Status refuse_another(const Nccl& nccl, int version, const std::string& file) {
     return {};
   Dl_info place{};
   const bool has_place = dladdr(reinterpret_cast<void*>(first), &place) != 0 && place.dli_fname;
-  const std::string others = has_place ? place.dli_fname : "of this process";
-  // The remedy comes first: what a rank tells the others is cut.
+  const std::string other_file = has_place ? place.dli_fname : "of this process";
+  // The remedy comes first: the text that the other ranks get is cut.
   return {RINGAR_UNSUPPORTED,
           "expected NCCL " + version_text(other) +
               " (pip install nvidia-nccl-cu12==" + version_text(other) +
               ", or -cu13; or let ringar open NCCL before other code does, without an allocator by "
               "LD_PRELOAD), received " +
               version_text(version) + " (" + file + "), which would call functions of " +
-              version_text(other) + " (" + others + ")"};
+              version_text(other) + " (" + other_file + ")"};
 }
 
 Status open_library(const std::string& file, Nccl* nccl) {
@@ -73,11 +73,11 @@ void scaled_one(DataType type, double factor, std::byte* scalar) {
   constexpr uint16_t kOneFloat16 = 0x3c00, kOneBfloat16 = 0x3f80;
   const float one32 = 1;
   const double one64 = 1;
-  const void* one = &one32;
-  if (type == DataType::kFloat16) one = &kOneFloat16;
-  if (type == DataType::kBfloat16) one = &kOneBfloat16;
-  if (type == DataType::kFloat64) one = &one64;
-  const auto* const source = static_cast<const std::byte*>(one);
+  const void* unit = &one32;
+  if (type == DataType::kFloat16) unit = &kOneFloat16;
+  if (type == DataType::kBfloat16) unit = &kOneBfloat16;
+  if (type == DataType::kFloat64) unit = &one64;
+  const auto* const source = static_cast<const std::byte*>(unit);
   reduce({type, ReduceOp::kSum, factor}, &source, 1, scalar, 1);
 }
 
@@ -111,10 +111,10 @@ nccl::RedOp plain(ReduceOp op) {
 Status Nccl::check(const char* call, nccl::Result result, nccl::Comm comm) const {
   // In progress: settle() sees how it ends.
   if (result == nccl::kSuccess || result == nccl::kInProgress) return {};
-  const char* const more = GetLastError(comm);
+  const char* const detail = GetLastError(comm);
   std::string text = std::string(call) + " failed with " + GetErrorString(result) + " (" +
                      std::to_string(result) + ")";
-  if (more && *more) text += ": " + std::string(more);
+  if (detail && *detail) text += ": " + std::string(detail);
   return {RINGAR_DEVICE, text};
 }
 
@@ -220,9 +220,9 @@ Status NcclCommunicator::settle(const char* call, nccl::Result result, const Wai
 Status NcclCommunicator::group(const std::function<Status()>& calls, const Wait& wait) {
   RINGAR_RETURN_IF_ERROR(RINGAR_NCCL(nccl_, GroupStart));
   const Status called = calls();
-  const nccl::Result ended = nccl_.GroupEnd();
+  const nccl::Result result = nccl_.GroupEnd();
   RINGAR_RETURN_IF_ERROR(called);
-  return settle("ncclGroupEnd", ended, wait);
+  return settle("ncclGroupEnd", result, wait);
 }
 
 Status NcclCommunicator::acquire(ReduceOp op, DataType type, double factor, nccl::RedOp* result) {

@@ -1,8 +1,8 @@
-// NCCL: its functions, its errors, and communicators that nobody can hang in.
+// NCCL: its functions, its errors, and communicators in which no rank hangs.
 //
 // Communicators are nonblocking: a call returns while NCCL is still at work, and whoever waits for
-// it looks after the other ranks meanwhile. One that is lost makes the wait an error, and abort()
-// ends what it has left behind on the GPU.
+// it looks after the other ranks meanwhile. A lost rank makes the wait an error, and abort() ends
+// the kernels that it has left on the GPU.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 namespace ringar {
 
 struct Nccl : nccl::Functions {
-  // What a call has returned, as a Status that names the call and what NCCL says of the error.
+  // The result of a call, as a Status that names the call and NCCL's text of the error.
   Status check(const char* call, nccl::Result result, nccl::Comm comm = nullptr) const;
 };
 
@@ -57,7 +57,7 @@ class NcclCommunicator {
   Status acquire(ReduceOp op, DataType type, double factor, nccl::RedOp* result);
   void release(nccl::RedOp op);
 
-  // Of what it does by itself: a connection that broke, say.
+  // An error of NCCL's own threads: a broken connection, say.
   Status asynchronous_error();
   // Ends it when all that it was given is done; all ranks call it.
   Status finish(const Wait& wait);

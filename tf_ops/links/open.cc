@@ -13,7 +13,7 @@
 namespace ringar {
 namespace {
 
-// Never closed: what a failed collective has left under way is the library's business.
+// Never closed: a failed collective may have left transfers to it.
 Status open_library(const std::string& library, void* communicator, std::unique_ptr<Link>* link) {
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) return {RINGAR_UNSUPPORTED, std::string("cannot open the MPI link: ") + dlerror()};

@@ -26,12 +26,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Before a rank that is not at this generation yet is asked again.
+// The pause before a rank that is not at this generation yet is asked again.
 constexpr std::chrono::milliseconds kPause(10);
 
 constexpr std::chrono::seconds kBetweenLooks(1);
 
-// Before a connection is accepted for which there was no descriptor.
+// The pause before a connection is accepted for which there was no descriptor.
 constexpr std::chrono::milliseconds kPauseOfAccepting(100);
 
 // Two connections to each rank, and one for each further stream, beside the program's files. Usual
@@ -68,7 +68,7 @@ class TcpLink : public Link {
         epoll_(::epoll_create1(EPOLL_CLOEXEC)),
         inbox_(transfers_) {}
 
-  // Others may wait for what is still on its way. Those that do not read it get no more.
+  // Other ranks may wait for messages still on their way; ranks that do not read them get no more.
   ~TcpLink() override {
     const auto latest = Clock::now() + kFarewell;
     while (sends() && Clock::now() < latest && progress().ok())
@@ -83,8 +83,8 @@ class TcpLink : public Link {
   Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     *handle = transfers_.begin({false, to, tag, bytes, 0, 0});
-    if (const auto lost = unreachable_.find(to); lost != unreachable_.end()) {
-      transfers_.fail(*handle, lost->second);
+    if (const auto loss = unreachable_.find(to); loss != unreachable_.end()) {
+      transfers_.fail(*handle, loss->second);
       return {};
     }
     const Stream stream{to, stream_of(tag)};
@@ -283,7 +283,7 @@ class TcpLink : public Link {
     if (!status.ok()) give_up(stream.rank, status);
   }
 
-  // A rank that one stream does not reach gets nothing by the others either.
+  // A rank that one stream cannot reach gets nothing by the others either.
   void give_up(int rank, const Status& why) {
     unreachable_.emplace(rank, why);
     const auto begin = senders_.lower_bound({rank, 0}), end = senders_.lower_bound({rank + 1, 0});
@@ -298,7 +298,7 @@ class TcpLink : public Link {
     const int peer = connection.peer();
     connection.fail(transfers_, status);
     receivers_.erase(place);
-    // What a rank that has left has sent by other streams may still be on its way.
+    // Messages by other streams of a rank that has left may still be on their way.
     if (peer >= 0 && !receives_from(peer)) inbox_.lose(peer, status);
   }
 
@@ -307,8 +307,8 @@ class TcpLink : public Link {
                        [&](const auto& entry) { return entry.second.connection.peer() == rank; });
   }
 
-  static Status failure(const std::string& what) {
-    return {RINGAR_UNSUPPORTED, "cannot " + what + " connections over TCP: " + strerror(errno)};
+  static Status failure(const std::string& action) {
+    return {RINGAR_UNSUPPORTED, "cannot " + action + " connections over TCP: " + strerror(errno)};
   }
 
   std::mutex mutex_;

@@ -60,7 +60,7 @@ Status TcpSender::connect() {
   bool done = false;
   const Status status = handshake_.advance(socket_.get(), &done);
   const bool hung_up = handshake_.was_hung_up() && ++hung_up_ < kMostHungUp;
-  if (!status.ok() && !hung_up) return lost(status.message());
+  if (!status.ok() && !hung_up) return loss(status.message());
   if (!hung_up && !done) return {};
   state_ = hung_up || handshake_.is_too_early() ? State::kPausing : State::kReady;
   // The end of this one is no end of the other rank.
@@ -71,22 +71,22 @@ Status TcpSender::connect() {
 
 Status TcpSender::write(Outgoing& message, bool* all) {
   const size_t total = sizeof(Frame) + message.frame.bytes;
-  while (message.sent < total) {
+  while (message.bytes_sent < total) {
     auto* const head = reinterpret_cast<std::byte*>(&message.frame);
     auto* const data = const_cast<std::byte*>(message.data);
-    iovec parts[2] = {{head + message.sent, 0}, {data, message.frame.bytes}};
-    const bool in_head = message.sent < sizeof(Frame);
+    iovec parts[2] = {{head + message.bytes_sent, 0}, {data, message.frame.bytes}};
+    const bool in_head = message.bytes_sent < sizeof(Frame);
     if (in_head)
-      parts[0].iov_len = sizeof(Frame) - message.sent;
+      parts[0].iov_len = sizeof(Frame) - message.bytes_sent;
     else
-      parts[1] = {data + (message.sent - sizeof(Frame)), total - message.sent};
+      parts[1] = {data + (message.bytes_sent - sizeof(Frame)), total - message.bytes_sent};
     msghdr header{};
     header.msg_iov = in_head ? parts : parts + 1;
     header.msg_iovlen = in_head ? 2 : 1;
     const ssize_t n = ::sendmsg(socket_.get(), &header, MSG_NOSIGNAL);
     if (n < 0 && errno == EAGAIN) return *all = false, Status();
-    if (n < 0) return lost(strerror(errno));
-    message.sent += static_cast<size_t>(n);
+    if (n < 0) return loss(strerror(errno));
+    message.bytes_sent += static_cast<size_t>(n);
   }
   return *all = true, Status();
 }
@@ -96,7 +96,7 @@ Status TcpSender::look_for_the_end() {
   char byte = 0;
   const ssize_t n = ::recv(socket_.get(), &byte, 1, 0);
   if (n < 0 && errno == EAGAIN) return {};
-  return lost(n < 0 ? strerror(errno) : "it has closed its TCP connection");
+  return loss(n < 0 ? strerror(errno) : "it has closed its TCP connection");
 }
 
 Status TcpSender::look_for_silence(std::chrono::steady_clock::time_point now) {
@@ -106,7 +106,7 @@ Status TcpSender::look_for_silence(std::chrono::steady_clock::time_point now) {
   }
   if (!silent_since_) silent_since_ = now;
   if (now - *silent_since_ < kLongestSilence) return {};
-  return lost("its host has not answered for " +
+  return loss("its host has not answered for " +
               std::to_string(std::chrono::seconds(kLongestSilence).count()) + " s");
 }
 
@@ -114,7 +114,7 @@ void TcpSender::fail(Transfers& transfers, const Status& why) {
   for (const Outgoing& message : std::exchange(queue_, {})) transfers.fail(message.handle, why);
 }
 
-Status TcpSender::lost(const std::string& why) const {
+Status TcpSender::loss(const std::string& why) const {
   return {RINGAR_PEER_LOST, "expected all ranks to take part, but rank " + std::to_string(peer_) +
                                 " cannot be reached at " + address_.text() + ": " + why};
 }
@@ -126,7 +126,7 @@ Status TcpReceiver::advance(Inbox& inbox) {
   if (!ready_) {
     bool done = false;
     RINGAR_RETURN_IF_ERROR(handshake_.advance(socket_.get(), &done));
-    if (done && handshake_.is_too_early()) return lost("it is ahead of this one");
+    if (done && handshake_.is_too_early()) return loss("it is ahead of this one");
     ready_ = done;
     if (!ready_) return {};
     ahead_.resize(kAhead);
@@ -142,14 +142,14 @@ Status TcpReceiver::advance(Inbox& inbox) {
 
 // A read that gets less than it asks for has emptied the socket.
 Status TcpReceiver::read(bool* is_empty) {
-  const size_t missing = message_ ? message_->bytes - have_ : 0;
-  const bool is_long = missing >= kAhead;
+  const size_t rest = message_ ? message_->bytes - have_ : 0;
+  const bool is_long = rest >= kAhead;
   std::byte* const to = is_long ? message_->data + have_ : ahead_.data();
-  const size_t most = is_long ? missing : kAhead;
+  const size_t most = is_long ? rest : kAhead;
   const ssize_t n = ::recv(socket_.get(), to, most, 0);
   *is_empty = n < static_cast<ssize_t>(most);
-  if (n == 0) return lost("it has closed its TCP connection");
-  if (n < 0) return errno == EAGAIN ? Status() : lost(strerror(errno));
+  if (n == 0) return loss("it has closed its TCP connection");
+  if (n < 0) return errno == EAGAIN ? Status() : loss(strerror(errno));
   read_ += static_cast<size_t>(n);
   if (is_long)
     have_ += static_cast<size_t>(n);
@@ -164,7 +164,7 @@ Status TcpReceiver::sort(Inbox& inbox) {
       auto* const head = reinterpret_cast<std::byte*>(&frame_);
       have_of_frame_ += take(head + have_of_frame_, sizeof frame_ - have_of_frame_);
       if (have_of_frame_ < sizeof frame_) return {};
-      if (frame_.bytes > kLongestMessage) return lost("expected a message, received other bytes");
+      if (frame_.bytes > kLongestMessage) return loss("expected a message, received other bytes");
       message_ = inbox.begin(handshake_.peer(), frame_.tag, frame_.bytes);
       have_of_frame_ = have_ = 0;
     }
@@ -186,7 +186,7 @@ void TcpReceiver::fail(Transfers& transfers, const Status& why) {
   if (message_ && message_->handle >= 0) transfers.fail(message_->handle, why);
 }
 
-Status TcpReceiver::lost(const std::string& why) const {
+Status TcpReceiver::loss(const std::string& why) const {
   return {RINGAR_PEER_LOST, "expected all ranks to take part, but rank " + std::to_string(peer()) +
                                 " is gone: " + why};
 }

@@ -1,6 +1,6 @@
-// Connections of the TCP link. Each has one direction: who opens it sends, who accepts it receives.
-// So two ranks never disagree about which of two connections to use, and messages to a rank stay in
-// order.
+// Connections of the TCP link. Each has one direction: the rank that opens it sends, the one that
+// accepts it receives. So two ranks never disagree about which of two connections to use, and
+// messages to a rank stay in order.
 
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace ringar {
 
-// What goes in front of a message.
+// The header of a message.
 struct Frame {
   int32_t tag;
   uint32_t unused;
@@ -53,14 +53,14 @@ class TcpSender {
     Frame frame;
     const std::byte* data;
     int handle;
-    size_t sent = 0;  // of frame and data together
+    size_t bytes_sent = 0;  // of frame and data together
 
-    size_t sent_of_data() const { return sent - std::min(sent, sizeof frame); }
+    size_t sent_of_data() const { return bytes_sent - std::min(bytes_sent, sizeof frame); }
   };
   Status connect();
   Status write(Outgoing& message, bool* all);
   Status look_for_the_end();
-  Status lost(const std::string& why) const;
+  Status loss(const std::string& why) const;
 
   const Credentials* const credentials_;
   const int peer_;
@@ -81,7 +81,7 @@ class TcpReceiver {
   // whose peer() is -1 it matters to nobody.
   Status advance(Inbox& inbox);
 
-  // What has come in part will not come any more.
+  // Fails the message that has come in part.
   void fail(Transfers& transfers, const Status& why);
 
   int peer() const { return ready_ ? handshake_.peer() : -1; }
@@ -95,7 +95,7 @@ class TcpReceiver {
   // Hands on what was read ahead.
   Status sort(Inbox& inbox);
   size_t take(void* to, size_t most);
-  Status lost(const std::string& why) const;
+  Status loss(const std::string& why) const;
 
   Descriptor socket_;
   Handshake handshake_;

@@ -41,8 +41,8 @@ bool equal_proofs(const std::string& a, const std::string& b) {
   return equal_digests(left, right);
 }
 
-Status stranger(const std::string& what) {
-  return {RINGAR_PEER_LOST, "expected a rank of this job there, received " + what};
+Status stranger(const std::string& description) {
+  return {RINGAR_PEER_LOST, "expected a rank of this job there, received " + description};
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// How two ranks make sure that both are of this job, before one believes a byte of the other.
+// The handshake by which two ranks prove that both are of this job, before they exchange anything
+// else.
 //
 //   opener                                acceptor
 //     |  <----------------  magic, nonce a   |

@@ -6,7 +6,7 @@
 
 namespace ringar {
 
-int Transfers::begin(const OpenTransfer& what) {
+int Transfers::begin(const OpenTransfer& description) {
   if (free_.empty()) {
     free_.push_back(static_cast<int>(transfers_.size()));
     transfers_.emplace_back();
@@ -15,20 +15,20 @@ int Transfers::begin(const OpenTransfer& what) {
   free_.pop_back();
   Transfer& transfer = transfers_[static_cast<size_t>(handle)];
   transfer = {};
-  transfer.what = what;
+  transfer.description = description;
   transfer.is_open = true;
   return handle;
 }
 
 void Transfers::moved(int handle, size_t bytes) {
-  transfers_[static_cast<size_t>(handle)].what.moved = static_cast<int64_t>(bytes);
+  transfers_[static_cast<size_t>(handle)].description.moved = static_cast<int64_t>(bytes);
 }
 
 std::vector<OpenTransfer> Transfers::open() const {
   std::vector<OpenTransfer> open;
   for (const Transfer& transfer : transfers_) {
     if (!transfer.is_open || transfer.done) continue;
-    open.push_back(transfer.what);
+    open.push_back(transfer.description);
     open.back().seconds = std::chrono::duration<double>(Clock::now() - transfer.since).count();
   }
   return open;
@@ -76,8 +76,8 @@ void Inbox::receive(const Receive& receive) {
   if (message != arrived_.end()) {
     deliver(receive, *message);
     arrived_.erase(message);
-  } else if (const auto lost = lost_.find(receive.from); lost != lost_.end()) {
-    transfers_.fail(receive.handle, lost->second);
+  } else if (const auto loss = losses_.find(receive.from); loss != losses_.end()) {
+    transfers_.fail(receive.handle, loss->second);
   } else {
     posted_.push_back(receive);
   }
@@ -92,8 +92,8 @@ Inbox::Message Inbox::begin(int from, int tag, size_t bytes) {
     posted_.erase(receive);
     return message;
   }
-  message.kept.resize(bytes);
-  message.data = message.kept.data();
+  message.storage.resize(bytes);
+  message.data = message.storage.data();
   return message;
 }
 
@@ -108,7 +108,7 @@ void Inbox::end(Message message) {
 
 void Inbox::deliver(const Receive& receive, const Message& message) {
   if (!fits(receive, message.bytes)) return refuse(receive, message.from, message.bytes);
-  if (message.bytes > 0) std::memcpy(receive.data, message.kept.data(), message.bytes);
+  if (message.bytes > 0) std::memcpy(receive.data, message.storage.data(), message.bytes);
   transfers_.finish(receive.handle, message.from);
 }
 
@@ -122,7 +122,7 @@ void Inbox::refuse(const Receive& receive, int from, size_t bytes) {
 }
 
 void Inbox::lose(int from, const Status& why) {
-  lost_.emplace(from, why);
+  losses_.emplace(from, why);
   posted_.remove_if([&](const Receive& receive) {
     if (receive.from == from) transfers_.fail(receive.handle, why);
     return receive.from == from;

@@ -31,7 +31,7 @@ class Transfers {
  private:
   using Clock = std::chrono::steady_clock;
   struct Transfer {
-    OpenTransfer what{};
+    OpenTransfer description{};
     bool is_open = false, done = false;
     Clock::time_point since = Clock::now();
     int from = 0;
@@ -58,7 +58,7 @@ class Inbox {
     size_t bytes;
     std::byte* data = nullptr;
     int handle = -1;  // of its receive; -1: nobody's yet
-    std::vector<std::byte> kept{};
+    std::vector<std::byte> storage{};
   };
 
   void receive(const Receive& receive);
@@ -82,7 +82,7 @@ class Inbox {
   Transfers& transfers_;
   Receives posted_;
   std::list<Message> arrived_;
-  std::map<int, Status> lost_;
+  std::map<int, Status> losses_;
 };
 
 }  // namespace ringar

@@ -35,8 +35,8 @@ Status parse(const TcpAddress& address, SocketAddress* parsed) {
   return {};
 }
 
-Status failure(const std::string& what, const TcpAddress& address) {
-  return {RINGAR_UNSUPPORTED, "cannot " + what + " " + address.text() + ": " + strerror(errno)};
+Status failure(const std::string& action, const TcpAddress& address) {
+  return {RINGAR_UNSUPPORTED, "cannot " + action + " " + address.text() + ": " + strerror(errno)};
 }
 
 void set(int fd, int level, int option, int value) {

@@ -51,12 +51,12 @@ double tree_seconds(const ChainSize& chain, int levels, int threads, double leaf
   const auto size = static_cast<double>(chain.size);
   const double blocks = length / static_cast<double>(int64_t{1} << levels);
   const double node = kNode * groups_of(chain);
-  const double one =
+  const double work =
       (length - blocks) * (batch * (product_seconds(size) + apply_seconds(size)) + 2 * node) +
       length * batch * leaf;
   const double carry = blocks * (batch * apply_seconds(size) + node);
   const double passes = levels > 0 && chain.batch < threads ? 2 * groups_of(chain) : 1;
-  return one / tree_workers(chain, threads) + carry / serial_workers(chain, threads) +
+  return work / tree_workers(chain, threads) + carry / serial_workers(chain, threads) +
          (threads > 1 ? passes * kWaking : 0);
 }
 

@@ -54,7 +54,7 @@ struct Gru {
   const T *h0, *recurrent, *recurrent_bias;  // bias (3 units), or null
   const uint8_t* mask;
   T* h;
-  T* kept;  // (batch, steps, 4 units): z, r, c, i_c of every step, for the way back
+  T* residuals;  // (batch, steps, 4 units): z, r, c, i_c of every step, for the way back
 };
 
 // Keras' LSTM; U of (units, 4 units), gates in the order i (input), f (forget), g (candidate), o
@@ -73,7 +73,7 @@ struct Lstm {
   const T *h0, *recurrent;
   const uint8_t* mask;
   T* h;
-  T* kept;  // (batch, steps, 5 units): i, f, g, o, c_t of every step
+  T* residuals;  // (batch, steps, 5 units): i, f, g, o, c_t of every step
 };
 
 // What the way back gets and gives. `d_states`, gradients with respect to each h_t from outside of

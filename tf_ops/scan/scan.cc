@@ -158,7 +158,7 @@ void reduce_tree(Tree<T>& tree, int levels, int subtree, int threads, const Targ
       all = tree.copy(block, to);
     } else {
       tree.combine(all, block, next);
-      all = next.written();
+      all = next.maps();
       std::swap(to, next);
     }
   }

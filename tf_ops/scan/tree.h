@@ -65,7 +65,7 @@ struct Target {
   T* matrices;
   Rows<T> addends;
 
-  Maps<T> written() const { return {matrices, read(addends)}; }
+  Maps<T> maps() const { return {matrices, read(addends)}; }
 };
 
 // The tree over the examples [first, last). With a vector, position 0 is v_0 and position p the
@@ -127,7 +127,7 @@ class Tree {
 
   // A node that is kept, or a leaf.
   Maps<T> find(int64_t lo, int level, T* scratch) const {
-    if (level > 0) return slot(last_of(lo, level)).written();
+    if (level > 0) return slot(last_of(lo, level)).maps();
     const int64_t k = has_vector_ ? lo : lo + 1;
     return {chain_.matrices(k, first_, first_ + count_, scratch), of_group(chain_.addends(k))};
   }
@@ -146,7 +146,7 @@ class Tree {
   Maps<T> copy(const Maps<T>& from, const Target<T>& to) const {
     memcpy(to.matrices, from.matrices, static_cast<size_t>(slab_) * sizeof(T));
     if (rows_) copy_rows(from.addends, to.addends);
-    return to.written();
+    return to.maps();
   }
 
   Target<T> place(const Buffer<T>& buffer, int64_t index) const {
@@ -183,7 +183,7 @@ class Tree {
     const bool in_place = right.matrices == to.matrices;
     const Target<T> target = in_place ? place(scratch, level) : to;
     combine(left, right, target);
-    return in_place ? copy(target.written(), to) : to.written();
+    return in_place ? copy(target.maps(), to) : to.maps();
   }
 
   // v_to = the maps, applied to v_from.

@@ -49,7 +49,7 @@ def test_examples_can_be_learned() -> None:
 
 
 def test_a_turn_adds_figures_and_counts_wrong_losses() -> None:
-    found: hogwild.Found = {"rates": {}, "losses": {}, "serial": 0.5, "wrong": 0, "missing": {}}
+    found: hogwild.Outcome = {"rates": {}, "losses": {}, "serial": 0.5, "wrong": 0, "missing": {}}
     hogwild.add_turn(found, {"rates": {"racy": 9.0}, "losses": {"racy": 0.505}})
     assert found["wrong"] == 0
     hogwild.add_turn(found, {"rates": {"racy": 8.0}, "losses": {"racy": 0.6}})

@@ -56,7 +56,7 @@ def test_repeated_sums_in_place_are_known_exactly(dtype: str) -> None:
     for ranks in (1, 2, 4, 8):
         if case.growth(ranks, 2) is None:
             continue
-        arrays = [case.given(rank, ranks)[0] for rank in range(ranks)]
+        arrays = [case.inputs(rank, ranks)[0] for rank in range(ranks)]
         for calls in (1, 2, 7, 200):
             found = arrays
             with np.errstate(over="ignore"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.harness.definitions import DEFINITIONS, contribution, given
+from benchmarks.harness.definitions import DEFINITIONS, contribution, input_of
 
 
 def right(collective: str, inputs: list[np.ndarray], rank: int) -> np.ndarray:
@@ -26,7 +26,7 @@ def right(collective: str, inputs: list[np.ndarray], rank: int) -> np.ndarray:
 def test_expected_results(size: int, ranks: int) -> None:
     for name, definition in DEFINITIONS.items():
         total = definition.elements(size, ranks)
-        inputs = [given(name, total, r, ranks) for r in range(ranks)]
+        inputs = [input_of(name, total, r, ranks) for r in range(ranks)]
         for rank in range(ranks):
             result = definition.expected(total, rank, ranks)
             np.testing.assert_array_equal(result, right(name, inputs, rank), name)
@@ -43,7 +43,7 @@ def test_sizes_are_those_of_nccl_tests() -> None:
     assert DEFINITIONS["allreduce"].elements(4, 4) == 1
     assert DEFINITIONS["alltoall"].elements(4, 4) == 4
     assert DEFINITIONS["allgather"].elements(1 << 20, 3) == 262143
-    assert given("allgather", 12, 0, 4).size == 3
+    assert input_of("allgather", 12, 0, 4).size == 3
 
 
 def test_ranks_and_parts_can_be_told_apart() -> None:

@@ -89,7 +89,7 @@ def copies(own: float, write: float, read: float) -> list[dict[str, Any]]:
 def test_bounds_depend_on_the_caches() -> None:
     def bound_of(rows: list[dict[str, Any]]) -> dict[str, float]:
         found = targets.targets(targets.Figures({"rates": {"rows": rows}}))
-        return {target.what: target.bound for target in found}
+        return {target.title: target.bound for target in found}
 
     near, far = bound_of(copies(50e9, 30e9, 40e9)), bound_of(copies(45e9, 12e9, 19e9))
     for what, of_near, of_far in (
@@ -122,15 +122,15 @@ def test_the_page_has_the_tables_of_every_kind(capsys: pytest.CaptureFixture[str
             {"peer": "intelmpi", "bytes": 4 * KIB, "seconds": 2e-6}]  # fmt: skip
     results.record("allreduce-2-ranks", HERE, {"tried": {}, "rows": rows, "missing": {}})
     marks = f"{performance.BEGIN.format('maker-9.5-ghz-2-cores')}\nold\n{performance.END}"
-    page = performance.written(f"before\n{marks}\nafter", results.load_all())
+    page = performance.fill_page(f"before\n{marks}\nafter", results.load_all())
     assert page.startswith("before\n")
     assert page.endswith("\nafter")
     assert "old" not in page
     assert "2026-01-02, commit c, TensorFlow 2.21.0" in page
     assert "| 4 KiB" in page
-    assert performance.written(page, results.load_all()) == page
+    assert performance.fill_page(page, results.load_all()) == page
     with pytest.raises(ValueError, match="expected marks for each kind"):
-        performance.written("no marks", results.load_all())
+        performance.fill_page("no marks", results.load_all())
 
 
 def test_recorded_files_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

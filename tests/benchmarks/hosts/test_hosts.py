@@ -103,9 +103,9 @@ def test_a_short_run() -> None:
         pytest.skip(reason or "no mpirun of Open MPI")
     case = hosts.Case(2, sizes=((4 * MIB, 3), (1024, 20)))
     found = hosts.Measured()
-    hosts.measure(case, rounds=2, mtu=9000, found=found)
-    assert not found.missing, found.missing
-    assert found.wrong == 0
+    hosts.measure(case, rounds=2, mtu=9000, outcome=found)
+    assert not found.reasons, found.reasons
+    assert found.errors == 0
     assert [(r["peer"], r["bytes"]) for r in found.rows] == [
         (peer, size)
         for size in (4 * MIB, 1024)

@@ -49,14 +49,14 @@ def test_memory_must_be_too_little_for_one_rank(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(partitioned, "run_worker", fails)
     partitioned.try_memory(found, {}, 2**20)
     assert [row["error"] for row in found.memory] == ["std::bad_alloc", ""]
-    assert not found.wrong
+    assert not found.faults
     table = partitioned.memory_text(found.memory)
     assert "fails: out of memory" in table
     assert "3 MiB" in table
 
     monkeypatch.setattr(partitioned, "run_worker", lambda *a, **k: [told(1.0)])
     partitioned.try_memory(other := Measured(), {}, 2**20)
-    assert other.wrong == ["memory: one rank trained within the limit"]
+    assert other.faults == ["memory: one rank trained within the limit"]
 
 
 def test_the_picture(tmp_path: Path) -> None:

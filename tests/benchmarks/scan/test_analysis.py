@@ -198,5 +198,5 @@ def test_a_limit_stops_the_scan() -> None:
     model = nets.build("convolutions")
     found = analysis.analyze(model, limit=300)
     assert found.levels < 3
-    assert found.stopped.startswith(f"level {found.levels + 1}: ")
-    assert "operations" in found.stopped
+    assert found.obstacle.startswith(f"level {found.levels + 1}: ")
+    assert "operations" in found.obstacle

@@ -186,9 +186,9 @@ def test_rows_can_be_read_again() -> None:
     )
 
 
-def measured() -> scan_cells.Found:
+def measured() -> scan_cells.Outcome:
     """All cells, times proportional to operations; the automatic choice loses at T = 10."""
-    found: scan_cells.Found = {}
+    found: scan_cells.Outcome = {}
     for place in (ONE, TWO):
         for cell in scan_cells.grid() + scan_cells.small_cells():
             slow = cell.steps * cell.batch / 16e3
@@ -204,19 +204,19 @@ def test_targets() -> None:
     found = scan_report.targets(measured())
     figures = [target.measured for target in found]
     assert figures[:4] == [pytest.approx([x]) for x in (20, 10, 20, 10)]
-    assert "T = 10, B = 16" in found[4].what
+    assert "T = 10, B = 16" in found[4].title
     assert figures[4] == pytest.approx([20, 5e-6 / 1.5e-5], rel=0.5)
     assert figures[6][0] < 1.1
     assert figures[7] == pytest.approx([1 / 3])
-    assert "least, at T = 1000, B = 16, H = 8" in found[7].what
+    assert "least, at T = 1000, B = 16, H = 8" in found[7].title
     verdicts = [target.row()[-1] for target in found]
     assert verdicts == ["yes"] * 4 + ["no", "yes", "yes", "no"]
     assert all("not measured" in target.row() for target in scan_report.targets({}))
 
 
-def measured_lstm() -> scan_cells.Found:
+def measured_lstm() -> scan_cells.Outcome:
     """What a run of an LSTM gives; Keras' graph is the faster one at H = 1024."""
-    found: scan_cells.Found = {}
+    found: scan_cells.Outcome = {}
     for cell in scan_cells.grid() + scan_cells.large_cells():
         one = times(keras=1e-3 if cell.units == 1024 else 20e-3)
         own = {way: one.rounds[way] for way in scan_worker.ways(1, "LSTM")}
@@ -228,7 +228,7 @@ def test_targets_and_tables_of_an_lstm() -> None:
     found = scan_report.lstm_targets(measured_lstm())
     assert [target.row()[-1] for target in found] == ["yes", "no", "yes"]
     assert [len(target.measured) for target in found] == [1, 1, 2]
-    assert "least, at T = 20, B = 64, H = 1024" in found[1].what
+    assert "least, at T = 20, B = 64, H = 1024" in found[1].title
     assert all("not measured" in target.row() for target in scan_report.lstm_targets({}))
     text = scan_report.text(measured_lstm(), {})
     assert "## Many units" in text
@@ -262,7 +262,7 @@ def test_wrong_results_are_named() -> None:
     found = scan.Measured()
     scan.add(found, scan.Job(ONE, [CENTER]), [one(2.0, {})])
     scan.add(found, scan.Job(RANKS, [CENTER]), [one(2.0, {"scan": "loss"}), one(2.1, {})])
-    assert found.wrong == [
+    assert found.faults == [
         "2 ranks, rank 0, T = 1000, B = 16, scan: loss",
         "2 ranks, rank 1, T = 1000, B = 16, Keras: loss or gradients are not those elsewhere",
     ]

@@ -83,7 +83,7 @@ def test_a_job_trains_and_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     training.train("mlp", 2, result, epochs=1)
     assert not result.failure
     assert len(result.rounds) == 1
-    assert result.wrong == 0
+    assert result.errors == 0
 
 
 @pytest.mark.slow

@@ -51,8 +51,8 @@ def test_targets_compare_the_choice_with_layer_by_layer() -> None:
 
 def test_wrong_numbers_are_told() -> None:
     bad = {"ranks": [rank({"5": [1.0]}, error=math.nan), rank({"5": [1.0]})]}
-    assert report.wrong(bad) == ["ranks, 5: differs by nan"]
-    assert report.wrong(found()) == []
+    assert report.faults(bad) == ["ranks, 5: differs by nan"]
+    assert report.faults(found()) == []
 
 
 def test_the_picture(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ test-native-aarch64: $(STAMP)
 	RINGAR_TEST_EMULATED=1 $(LIMIT) $(NATIVE_LIMIT) qemu-aarch64-static -L /usr/aarch64-linux-gnu $(AARCH64_TESTS)/ringar_tests
 
 # Which CuPy and NCCL are installed for tests and benchmarks on GPUs: gpu-cuda13 has those for CUDA 13.
-GPU_EXTRA ?= gpu
+GPU_EXTRA ?= gpu-test
 
 # What is tested is in tests/run_on_gpus.py. Without a GPU it fails before it installs anything.
 test-gpu: $(LIBRARY)

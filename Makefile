@@ -7,6 +7,7 @@
 #   make test-native  the C++ tests under AddressSanitizer and ThreadSanitizer
 #   make test-native-aarch64  the C++ tests for aarch64, emulated (g++-aarch64-linux-gnu, qemu-user-static)
 #   make test-gpu     the tests that need an NVIDIA GPU, on those that there are
+#   make gpu-report   what works on the NVIDIA GPUs of this machine, on one page
 #   make test-matrix  one wheel beside the oldest and the newest TensorFlow that ringar serves
 #   make check-wheels  both wheels: auditwheel finds what their names promise
 #   make lint         ruff, mypy, import-linter, includes of tf_ops, clang-format, shellcheck
@@ -59,7 +60,7 @@ PYTEST = $(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: all demo test test-plain test-ranks test-long chaos test-native test-native-aarch64 test-gpu test-clusters \
+.PHONY: all demo test test-plain test-ranks test-long chaos test-native test-native-aarch64 test-gpu gpu-report test-clusters \
   test-matrix check-wheels lint docs rooms performance format bench bench-targets bench-gpu \
   bench-hosts wheel wheel-aarch64 clean distclean
 .DELETE_ON_ERROR:
@@ -172,13 +173,19 @@ test-native-aarch64: $(STAMP)
 	RINGAR_TEST_EMULATED=1 $(LIMIT) $(NATIVE_LIMIT) qemu-aarch64-static -L /usr/aarch64-linux-gnu $(AARCH64_TESTS)/ringar_tests
 
 # Which CuPy and NCCL are installed for tests and benchmarks on GPUs: gpu-cuda13 has those for CUDA 13.
-GPU_EXTRA ?= gpu
+GPU_EXTRA ?= gpu-test
 
 # What is tested is in tests/run_on_gpus.py. Without a GPU it fails before it installs anything.
 test-gpu: $(LIBRARY)
 	$(BIN)/python -m tests.run_on_gpus --check
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[$(GPU_EXTRA)]'
 	$(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m tests.run_on_gpus
+
+# Eight minutes at most; goes on after failures, and says what is not possible here.
+gpu-report: $(LIBRARY)
+	@if $(BIN)/python -m tests.run_on_gpus --check; then \
+	  $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench,$(GPU_EXTRA)]'; fi
+	$(BIN)/python -m tests.gpu_report --output build/gpu-report.md
 
 # On Ray and Spark as they come from PyPI; Spark wants a Java.
 test-clusters: $(LIBRARY)

@@ -20,6 +20,8 @@ ALL, COLLECTIVES = "tests/cupy", "tests/cupy/collectives"
 MOST_RANKS = 4
 MULTI_RANK = (2, 30)
 """From this version on NCCL can have several ranks on one GPU, if it is told to."""
+SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+"""The environment of ranks that share a GPU: NCCL allows it, TensorFlow leaves memory to others."""
 LIMIT = 600.0
 """Seconds for each run."""
 
@@ -61,7 +63,7 @@ def plan(gpus: int, nccl: tuple[int, int] | None) -> list[Run]:
         found = "none" if nccl is None else "{}.{}".format(*nccl)
         wanted = "{}.{}".format(*MULTI_RANK)
         left_out = f"since two ranks on one GPU need NCCL {wanted}, and there is {found}"
-    return [alone, Run(2, COLLECTIVES, {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, left_out)]
+    return [alone, Run(2, COLLECTIVES, SHARED, left_out)]
 
 
 def count_gpus() -> tuple[int, str]:

@@ -8,10 +8,12 @@ are `int` here: what is compared is what a caller and a function must agree on.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,27 @@ using cudaEvent_t = CUevent;
 }
 
 
+#: The oldest NCCL that ringar serves, and the newest that pip finds.
+NCCL_WHEELS = ("nvidia-nccl-cu12==2.19.3", "nvidia-nccl-cu12")
+
+
+@pytest.fixture(scope="module", params=NCCL_WHEELS)
+def nccl_wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of NCCL in a wheel, which pip keeps in its cache; nothing is installed."""
+    folder = tmp_path_factory.mktemp("nccl")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+    result = subprocess.run(
+        [*command, request.param], capture_output=True, text=True, timeout=100, check=False
+    )
+    wheels = list(folder.glob("*.whl"))
+    if not wheels:
+        pytest.skip(f"no {request.param}: {(result.stderr.strip().splitlines() or [''])[-1]}")
+    with zipfile.ZipFile(wheels[0]) as archive:
+        archive.extractall(folder, [n for n in archive.namelist() if n.startswith("nvidia/nccl/")])
+    os.remove(wheels[0])
+    return folder / "nvidia" / "nccl"
+
+
 def folders() -> list[Path]:
     """Where headers may be: in the packages that share the folder `nvidia`, and in CUDA's own."""
     spec = importlib.util.find_spec("nvidia")
@@ -212,6 +235,14 @@ def compile_source(
 def test_declarations_are_those_of_the_header(name: str, tmp_path: Path) -> None:
     source = AGREE + SOURCES[name] + constants(name)
     result = compile_source(source, tmp_path, headers_of(name, tmp_path))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.slow  # wheels of 500 MB
+def test_declarations_are_those_of_each_nccl(nccl_wheel: Path, tmp_path: Path) -> None:
+    source = AGREE + NCCL + constants("nccl")
+    options = ["-isystem", str(nccl_wheel / "include"), *headers_of("cuda", tmp_path)]
+    result = compile_source(source, tmp_path, options)
     assert result.returncode == 0, result.stderr
 
 
@@ -271,11 +302,19 @@ def exported(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_real_library_has_every_function(name: str) -> None:
-    """In a process of its own: opening it may start threads."""
     from ringar.job import nvidia
 
     path = (nvidia.cuda_library if name == "cuda" else nvidia.nccl_library)({})
-    path = path or {"cuda": "libcuda.so.1", "nccl": "libnccl.so.2"}[name]
+    check_library(name, path or {"cuda": "libcuda.so.1", "nccl": "libnccl.so.2"}[name])
+
+
+@pytest.mark.slow
+def test_each_nccl_has_every_function(nccl_wheel: Path) -> None:
+    check_library("nccl", str(nccl_wheel / "lib" / "libnccl.so.2"))
+
+
+def check_library(name: str, path: str) -> None:
+    """Look the functions up in a process of its own: opening a library may start threads."""
     code = f"""
 import ctypes, sys
 try:

@@ -11,7 +11,7 @@ from tests import run_on_gpus
 from tests.plugin.jobs import ROOT, JobResult
 from tests.run_on_gpus import ALL, COLLECTIVES, Run, plan
 
-ONE_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+ONE_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
 def test_plan_of_one_gpu() -> None:

@@ -1,9 +1,10 @@
 """Averages of gradients in which each rank counts with its share of the examples.
 
 A control vector travels in front of the gradients. It has the rows of this rank's batch, and tells
-whether the rank takes part without data, and whether it asks all ranks to stop. The engine does the
-arithmetic (tf_ops/engine/shares.h), and only if shares differ. Code that is compiled for a GPU does
-it in the graph, where XLA fuses it, and carries no wish to stop.
+whether the rank takes part without data, and whether it asks all ranks to stop. Its numbers are
+float32 beside gradients of two bytes, which could not hold them. The engine does the arithmetic
+(tf_ops/engine/shares.h), and only if shares differ. Code that is compiled for a GPU does it in the
+graph, where XLA fuses it, and carries no wish to stop.
 """
 
 from __future__ import annotations
@@ -49,11 +50,31 @@ class Control:
     key: int = NO_SHARES
 
     def vector(self, dtype: tf.DType) -> tf.Tensor:
-        """Return the control vector for tensors of `dtype`."""
+        """Return the control vector for tensors of `dtype`; `numbers_of` reads the answer."""
+        kind = _dtype_of_numbers(dtype)
         rest = [float(self.idle), float(self.begins_step)]
         if isinstance(self.rows, tf.Tensor):
-            return tf.stack([tf.cast(self.rows, dtype), *(tf.constant(x, dtype) for x in rest)])
-        return tf.constant([self.rows, *rest], dtype)
+            numbers = tf.stack([tf.cast(self.rows, kind), *(tf.constant(x, kind) for x in rest)])
+        else:
+            numbers = tf.constant([self.rows, *rest], kind)
+        return numbers if kind == dtype else tf.reshape(tf.bitcast(numbers, dtype), [-1])
+
+
+def _dtype_of_numbers(dtype: tf.DType) -> tf.DType:
+    """Return the dtype of weights and numbers of rows beside tensors of `dtype`."""
+    return tf.float32 if dtype.size < tf.float32.size else dtype
+
+
+def numbers_of(vector: tf.Tensor) -> tf.Tensor:
+    """Return the three numbers of the answer to a control vector."""
+    kind = _dtype_of_numbers(vector.dtype)
+    return vector if kind == vector.dtype else tf.bitcast(tf.reshape(vector, [-1, 2]), kind)
+
+
+def weighted(tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Return a floating tensor times a weight, whose digits a tensor of two bytes does not have."""
+    kind = _dtype_of_numbers(tensor.dtype)
+    return tf.cast(tf.cast(tensor, kind) * tf.cast(weight, kind), tensor.dtype)
 
 
 def allreduce(
@@ -90,8 +111,8 @@ def allreduce(
             outputs = list(collectives.run_tensors(call, values))
         else:
             with branches.behind():
-                heard, *outputs = _run(call, control, values, ranks.size())
-            answer = heard if answer is None else answer
+                numbers, *outputs = _run(call, control, values, ranks.size())
+            answer = numbers if answer is None else answer
         for place, output in zip(places, outputs, strict=False):
             results[place] = compression.decompress(output, pairs[place][1])
     if answer is None:
@@ -103,18 +124,28 @@ def allreduce(
     return results, answer
 
 
+def _is_for_gpu() -> bool:
+    """Return whether the code is compiled for a GPU."""
+    return compiled.is_compiling() and compiled.target_device() == "GPU"
+
+
 def _run(call: Call, control: Control, values: list[tf.Tensor], size: int) -> Sequence[tf.Tensor]:
     dtype = values[0].dtype if values else tf.float32
-    if compiled.is_compiling() and compiled.target_device() == "GPU":
+    if _is_for_gpu():
         return _run_in_graph(call, control, values, size)
     call = dataclasses.replace(call, shares=control.key)
-    return collectives.run_tensors(call, [control.vector(dtype), *values])[: 1 + len(values)]
+    vector, *results = collectives.run_tensors(call, [control.vector(dtype), *values])
+    return [numbers_of(vector), *results[: len(values)]]
 
 
 def _run_in_graph(
     call: Call, control: Control, values: list[tf.Tensor], size: int
 ) -> list[tf.Tensor]:
-    """Do in TensorFlow what the engine does to arrays in the memory of a host."""
+    """Do in TensorFlow what the engine does to arrays in the memory of a host.
+
+    The control vector is reduced first, so that a gradient is multiplied once, by a weight near 1:
+    its product with a number of rows might overflow.
+    """
     if call.mean:
         raise UnsupportedError(
             call.refusal(
@@ -123,22 +154,25 @@ def _run_in_graph(
                 "Compile the model with jit_compile=False.",
             )
         )
-    dtype = values[0].dtype if values else tf.float32
-    shared = control.key != NO_SHARES
-    has_rows = isinstance(control.rows, tf.Tensor) or control.rows >= 0
-    rows = tf.cast(control.rows if shared and has_rows else 1.0, dtype)
-    if control.idle:
-        rows, values = tf.zeros([], dtype), [tf.zeros_like(value) for value in values]
-    elif shared and has_rows:
-        values = [value * rows for value in values]
-    vector = tf.stack([rows, tf.constant(float(control.idle), dtype), tf.zeros([], dtype)])
-    reduced, *results = collectives.run_tensors(call, [vector, *values])
-    total, idle, _ = tf.unstack(reduced / tf.constant(call.prescale * call.postscale, dtype))
-    factor = tf.math.divide_no_nan(tf.constant(float(size), dtype), total)
-    if not shared:
-        factor = tf.ones([], dtype)
-    weight = rows * factor
-    return [tf.stack([weight, tf.round(idle), tf.zeros([], dtype)]), *(r * factor for r in results)]
+    kind = _dtype_of_numbers(values[0].dtype if values else tf.float32)
+    has_rows = control.key != NO_SHARES and (
+        isinstance(control.rows, tf.Tensor) or control.rows >= 0
+    )
+    rows = tf.cast(0.0 if control.idle else control.rows if has_rows else 1.0, kind)
+    ask = dataclasses.replace(call, prescale=1.0, postscale=1.0, name=f"{call.name}/rows")
+    numbers = tf.stack([rows, tf.constant(float(control.idle), kind)])
+    total, idle = tf.unstack(collectives.run_tensors(ask, [numbers])[0])
+    weight = rows
+    if control.key != NO_SHARES:
+        weight = rows * tf.math.divide_no_nan(tf.constant(float(size), kind), total)
+        # A third in bfloat16 is off by 0.2%: the factors of the average belong to the weight.
+        factor = weight * tf.constant(call.prescale * call.postscale, kind)
+        values = [weighted(value, factor) for value in values]
+        call = dataclasses.replace(call, prescale=1.0, postscale=1.0)
+    if control.idle:  # whatever the values hold, NaN included
+        values = [tf.zeros_like(value) for value in values]
+    results = collectives.run_tensors(call, values) if values else []
+    return [tf.stack([weight, tf.round(idle), tf.zeros([], kind)]), *results]
 
 
 def begin_training() -> None:

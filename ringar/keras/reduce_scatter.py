@@ -202,7 +202,7 @@ class ReduceScatter(Reducer):
             return tensors
 
         def times() -> list[tf.Tensor]:
-            return [tensor * tf.cast(weight, tensor.dtype) for tensor in tensors]
+            return [shares.weighted(tensor, weight) for tensor in tensors]
 
         if is_compiling():  # XLA computes it with the gradients
             return times()

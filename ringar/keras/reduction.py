@@ -351,7 +351,7 @@ def _weighted(gradient: Any, weight: tf.Tensor | None) -> Any:
     if weight is None or not gradient.dtype.is_floating:
         return gradient
     if not isinstance(gradient, tf.IndexedSlices):
-        return gradient * tf.cast(weight, gradient.dtype)
+        return shares.weighted(gradient, weight)
     values = _weighted(gradient.values, weight)
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 

@@ -33,11 +33,13 @@ std::string reject_reduction(const Spec& spec) {
 }
 
 std::string reject_shares(const Spec& spec, const std::vector<Tensor>& tensors) {
-  const bool control = !tensors.empty() && tensors[0].shape.elements() == 3;
+  // Three numbers, or the bytes of three floats (engine/shares.h).
+  const int64_t elements = size_of(spec.dtype) < sizeof(float) ? 6 : 3;
+  const bool control = !tensors.empty() && tensors[0].shape.elements() == elements;
   const bool sum = spec.collective == Collective::kAllreduce && spec.op == ReduceOp::kSum;
   if (control && sum && is_floating(spec.dtype)) return "";
-  return "expected an allreduce with op=sum of a floating dtype, whose first array has 3 elements, "
-         "for a weighted average, received " +
+  return "expected an allreduce with op=sum of a floating dtype, whose first array has " +
+         text(elements) + " elements, for a weighted average, received " +
          std::string(name_of(spec.collective)) + " with op=" + std::string(name_of(spec.op)) +
          " of " + text(static_cast<int64_t>(tensors.size())) + " arrays of " +
          std::string(name_of(spec.dtype));

@@ -1,5 +1,6 @@
 #include "engine/shares.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -10,45 +11,37 @@
 namespace ringar {
 namespace {
 
-using Numbers = std::array<double, Shares::kControlElements>;
-
-// A control vector in the dtype of its collective.
+// A control vector in memory: in the dtype of its collective, or as floats if that has two bytes.
 class Vector {
  public:
-  explicit Vector(DataType dtype) : dtype_(dtype) {}
+  using Numbers = std::array<double, Shares::kControlElements>;
+
+  explicit Vector(DataType dtype) : is_double_(dtype == DataType::kFloat64) {}
 
   Numbers read(const std::byte* from) const {
     Numbers numbers{};
-    if (dtype_ == DataType::kFloat64) {
+    if (is_double_) {
       std::memcpy(numbers.data(), from, sizeof numbers);
-      return numbers;
-    }
-    std::array<float, Shares::kControlElements> floats{};
-    if (dtype_ == DataType::kFloat32)
+    } else {
+      std::array<float, Shares::kControlElements> floats{};
       std::memcpy(floats.data(), from, sizeof floats);
-    else
-      convert(dtype_, DataType::kFloat32, from, reinterpret_cast<std::byte*>(floats.data()),
-              floats.size());
-    for (size_t i = 0; i < floats.size(); ++i) numbers[i] = static_cast<double>(floats[i]);
+      std::copy(floats.begin(), floats.end(), numbers.begin());
+    }
     return numbers;
   }
 
   void write(const Numbers& numbers, std::byte* to) const {
-    if (dtype_ == DataType::kFloat64) {
+    if (is_double_) {
       std::memcpy(to, numbers.data(), sizeof numbers);
       return;
     }
     std::array<float, Shares::kControlElements> floats{};
     for (size_t i = 0; i < floats.size(); ++i) floats[i] = static_cast<float>(numbers[i]);
-    if (dtype_ == DataType::kFloat32)
-      std::memcpy(to, floats.data(), sizeof floats);
-    else
-      convert(DataType::kFloat32, dtype_, reinterpret_cast<const std::byte*>(floats.data()), to,
-              floats.size());
+    std::memcpy(to, floats.data(), sizeof floats);
   }
 
  private:
-  const DataType dtype_;
+  const bool is_double_;
 };
 
 // The arrays behind the control vector. It gives the request its inputs back, which may run again.
@@ -93,18 +86,18 @@ class Arrays {
   std::vector<const std::byte*> inputs_;  // those that were replaced
 };
 
-// The largest of the ranks' numbers. It has the name of the collective before which it runs, since
-// errors about ranks that do something else show it.
-class Largest : public InternalRequest {
+// A few numbers of each rank, reduced. It has the name of the collective before which it runs,
+// since errors about ranks that do something else show it.
+class OfNumbers : public InternalRequest {
  public:
-  Largest(const Spec& of, double* number) {
+  OfNumbers(const Spec& of, ReduceOp op, double* numbers, int64_t count) {
     spec_.collective = Collective::kAllreduce;
     spec_.dtype = DataType::kFloat64;
-    spec_.op = ReduceOp::kMax;
+    spec_.op = op;
     spec_.process_set = of.process_set;
     spec_.name = of.name;
-    auto* bytes = reinterpret_cast<std::byte*>(number);
-    tensors.push_back({bytes, bytes, Shape()});
+    auto* bytes = reinterpret_cast<std::byte*>(numbers);
+    tensors.push_back({bytes, bytes, Shape(1, [count](int) { return count; })});
   }
 };
 
@@ -128,7 +121,7 @@ Status Shares::agree(Communicator& set, const Request& request, double share, do
     }
   }
   *reference = share;
-  Largest largest(request.spec, reference);
+  OfNumbers largest(request.spec, ReduceOp::kMax, reference, 1);
   RINGAR_RETURN_IF_ERROR(set.run(largest));
   const std::lock_guard<std::mutex> lock(mutex_);
   if (*reference > 0) references_[key] = *reference;
@@ -151,31 +144,42 @@ Status Shares::run(Communicator& set, Request& request) {
   if (!request.rejection(set.size()).empty()) return set.run(request);  // refused on all ranks
   const Spec& spec = request.spec;
   Tensor& first = request.tensors[0];
-  Vector vector(spec.dtype);
+  const Vector vector(spec.dtype);
   const Numbers numbers = vector.read(first.input);
   const Control control{numbers[0], numbers[1], numbers[2]};
   double share = 1.0;
   RINGAR_RETURN_IF_ERROR(own_share(set, request, control, &share));
-  const bool weighted = spec.shares > 0 && set.size() > 1;
+  const bool is_weighted = spec.shares > 0 && set.size() > 1;
+  const Numbers told{is_weighted ? 1.0 - share : 0.0, control.idle, asks_to_stop ? 1.0 : 0.0};
+  const auto answer_of = [&](const Numbers& sums) {
+    const double total = set.size() - sums[0];
+    const bool is_uneven = is_weighted && sums[0] != 0 && total > 1e-6 * set.size();
+    return Answer{is_uneven ? set.size() / total : 1.0, std::round(sums[1]), std::round(sums[2])};
+  };
 
   Arrays arrays(request);
-  // In place: it is to lie where the other arrays' outputs do.
-  vector.write({weighted ? 1.0 - share : 0.0, control.idle, asks_to_stop.load() ? 1.0 : 0.0},
-               first.output);
-  first.input = first.output;
-  if (share != 1.0) arrays.scale_inputs(share);
-  RINGAR_RETURN_IF_ERROR(set.run(request));
-
-  const double scale = spec.prescale * spec.postscale;
-  Numbers sums = vector.read(first.output);
-  for (double& sum : sums) sum = scale != 0 ? sum / scale : 0;
-  const double total = set.size() - sums[0];
-  const bool uneven = weighted && sums[0] != 0 && total > 1e-6 * set.size();
-  const double factor = uneven ? set.size() / total : 1.0;
-  if (uneven) arrays.scale_outputs(factor);
-  const double stops = std::round(sums[2]);
-  vector.write({share * factor, std::round(sums[1]), stops}, first.output);
-  if (stops > 0) stop_was_seen.store(true);
+  first.input = first.output;  // in place: it is to lie where the other arrays' outputs do
+  Answer answer{};
+  if (request.element_size() < sizeof(float)) {
+    Numbers sums = told;
+    OfNumbers vectors(spec, ReduceOp::kSum, sums.data(), sums.size());
+    RINGAR_RETURN_IF_ERROR(set.run(vectors));
+    answer = answer_of(sums);
+    vector.write({}, first.output);
+    if (share * answer.factor != 1.0) arrays.scale_inputs(share * answer.factor);
+    RINGAR_RETURN_IF_ERROR(set.run(request));
+  } else {
+    vector.write(told, first.output);
+    if (share != 1.0) arrays.scale_inputs(share);
+    RINGAR_RETURN_IF_ERROR(set.run(request));
+    const double scale = spec.prescale * spec.postscale;
+    Numbers sums = vector.read(first.output);
+    for (double& sum : sums) sum = scale != 0 ? sum / scale : 0;
+    answer = answer_of(sums);
+    if (answer.factor != 1.0) arrays.scale_outputs(answer.factor);
+  }
+  vector.write({share * answer.factor, answer.idle, answer.stops}, first.output);
+  if (answer.stops > 0) stop_was_seen.store(true);
   if (control.mark != 0) steps.fetch_add(1);
   return {};
 }

@@ -14,11 +14,16 @@
 // multiplies its arrays by r before the exchange. The vector itself carries 1 - r, so that its sum
 // is exactly 0 where all shares are 1; else the result is multiplied by n / (sum of r).
 //
+// Numbers of two bytes hold neither 257 rows (bfloat16) nor 70,000 (float16). With arrays of such a
+// dtype the control vector has the bytes of three floats, which ranks exchange by themselves before
+// the arrays; these are multiplied once, by the weight r * n / (sum of r).
+//
 // The key 0 means a plain sum, whose ranks have no shares. A rank that is idle contributes zeros,
 // whatever its arrays hold.
 
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -46,6 +51,13 @@ class Shares {
  private:
   struct Control {
     double share, idle, mark;
+  };
+  // What the vector carries between ranks: 1 - r, whether this rank is idle, whether it asks to
+  // stop. Then their sums.
+  using Numbers = std::array<double, kControlElements>;
+  struct Answer {
+    double factor;  // n / (sum of r)
+    double idle, stops;
   };
   Status agree(Communicator& set, const Request& request, double share, double* reference);
   Status own_share(Communicator& set, const Request& request, const Control& control,

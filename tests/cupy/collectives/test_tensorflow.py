@@ -22,8 +22,10 @@ MODES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.fixture(autouse=True)
 def _on_the_gpu(gpu: Gpu) -> Iterator[None]:
-    if isinstance(gpu, StandIn) or not tf.config.list_physical_devices("GPU"):
+    if isinstance(gpu, StandIn):
         pytest.skip("no GPU that TensorFlow sees")
+    if not tf.config.list_physical_devices("GPU"):
+        pytest.fail("expected a GPU that TensorFlow sees; pip install 'tensorflow[and-cuda]'")
     with tf.device("/GPU:0"):
         yield
 

@@ -1,0 +1,1 @@
+"""What works on a card, on one page: `make gpu-report`."""

@@ -22,8 +22,8 @@ def ringar_source() -> str:
     # A checkout may have what builds have left beside what pip has installed.
     copies = importlib.metadata.distributions(name="ringar")
     urls = (copy.read_text("direct_url.json") for copy in copies)
-    told = next(filter(None, urls), "{}")
-    source = json.loads(told)
+    record = next(filter(None, urls), "{}")
+    source = json.loads(record)
     url = urlsplit(source.get("url", ""))
     if not url.path:
         return f"ringar-{ringar_version()}-….whl (make wheel, in a checkout)"

@@ -46,8 +46,8 @@ def _feed(way: Connection) -> None:
 
 def _show(way: Connection) -> int:
     while True:
-        said = way.recv_bytes()
-        kind, data = said[:1], memoryview(said)[1:]
+        message = way.recv_bytes()
+        kind, data = message[:1], memoryview(message)[1:]
         if kind == EXIT:
             return int(bytes(data))
         while data:

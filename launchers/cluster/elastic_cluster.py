@@ -80,18 +80,18 @@ class ElasticCluster:
         """What `cluster_member.serve` needs."""
         return self._broker.variable
 
-    def wait(self, wanted: int, seconds: float, check: Callable[[], None] = lambda: None) -> None:
+    def wait(self, most: int, seconds: float, check: Callable[[], None] = lambda: None) -> None:
         """Wait until there are members enough to begin with.
 
         Args:
-            wanted: so many end the waiting; fewer, if they suffice and no others come for a while.
+            most: so many end the waiting; fewer, if they suffice and no others come for a while.
             seconds: how long.
             check: called meanwhile; raises if they will not come.
 
         Raises:
             DeadlineError: members are missing after that time.
         """
-        self._broker.wait(self._limits.least, wanted, seconds, check)
+        self._broker.wait(self._limits.least, most, seconds, check)
 
     def call(
         self,

@@ -66,8 +66,8 @@ def _run(variable: str, order: dict[str, Any]) -> None:
         environ[member_path.VARIABLE] = member_path.of_this_process()
         if "gpus" in order:
             # Members may share a GPU.
-            every = [gpu for gpus in order["gpus"] for gpu in gpus.split(",") if gpu]
-            environ[GPUS] = ",".join(dict.fromkeys(every))
+            devices = [gpu for gpus in order["gpus"] for gpu in gpus.split(",") if gpu]
+            environ[GPUS] = ",".join(dict.fromkeys(devices))
             environ[OF_RANKS_VARIABLE] = ";".join(order["gpus"])
         process = subprocess.Popen(
             [sys.executable, "-c", _SHELL, str(os.getpid()), order["command"]],
@@ -96,8 +96,8 @@ def _run(variable: str, order: dict[str, Any]) -> None:
 
 def _addresses(way: Connection) -> str:
     """Return the addresses and ports of both ends, as sshd writes them."""
-    with socket.socket(fileno=os.dup(way.fileno())) as its:
-        ends = [*its.getpeername()[:2], *its.getsockname()[:2]]
+    with socket.socket(fileno=os.dup(way.fileno())) as endpoint:
+        ends = [*endpoint.getpeername()[:2], *endpoint.getsockname()[:2]]
     return " ".join(map(str, ends))
 
 

@@ -29,15 +29,15 @@ _INSTALL_NCCL = "pip install cupy-cuda12x nvidia-nccl-cu12, or cupy-cuda13x nvid
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. `found` is None where nothing can be missing."""
+    """One line of the report. `is_present` is None where nothing can be missing."""
 
     section: str
     name: str
-    found: bool | None
+    is_present: bool | None
     detail: str
 
     def __str__(self) -> str:
-        mark = {True: "[X] ", False: "[ ] ", None: ""}[self.found]
+        mark = {True: "[X] ", False: "[ ] ", None: ""}[self.is_present]
         return f"    {mark}{self.name}: {self.detail}"
 
 
@@ -52,7 +52,7 @@ def main() -> int:
             lines += ["", section]
         lines.append(str(finding))
         if finding.name == "native library":
-            able = bool(finding.found)
+            able = bool(finding.is_present)
     # In one piece, so that a reader that stops early (`| head`) causes no error.
     sys.stdout.write("\n".join([*lines, ""]))
     return 0 if able else 1

@@ -41,7 +41,7 @@ def _reap_all(child: int) -> int | None:
     """Reap all processes that have ended; return the exit code of `child` if it is one of them."""
     code = None
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == child:
-                code = os.waitstatus_to_exitcode(ended[1])
+        while (end := os.waitpid(-1, os.WNOHANG))[0]:
+            if end[0] == child:
+                code = os.waitstatus_to_exitcode(end[1])
     return 128 - code if code is not None and code < 0 else code

@@ -149,7 +149,7 @@ def add_elastic_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--reset-limit",
         metavar="N",
-        type=types.whole,
+        type=types.whole_number,
         help="end the job after so many changes of its ranks (default: none)",
     )
     group.add_argument(

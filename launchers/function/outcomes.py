@@ -51,7 +51,8 @@ def results(arrived: Mapping[int, Outcome], size: int, launcher: Launcher | None
         Exception: the error of the rank that failed first.
     """
     outcomes = [arrived.get(rank) for rank in range(size)]
-    if (launcher and launcher.code) or any(each is None or each.trace for each in outcomes):
+    has_failed = any(outcome is None or outcome.trace for outcome in outcomes)
+    if has_failed or (launcher and launcher.code):
         _raise_first(arrived, outcomes, launcher)
     return [_unpickled(rank, outcome) for rank, outcome in enumerate(outcomes)]
 
@@ -80,7 +81,7 @@ def of_elastic_job(arrived: Mapping[int, Outcome], launcher: Launcher) -> list[A
             raise error from RankError(
                 f"{why}; rank {outcome.place[1]} had failed:\n{outcome.trace}"
             )
-    unread = [one.trace for one in arrived.values() if one.trace and not one.value]
+    unread = [outcome.trace for outcome in arrived.values() if outcome.trace and not outcome.value]
     raise RankError("\n".join([why, *unread[:1]]))
 
 

@@ -33,8 +33,8 @@ def of_ranks(environ: Mapping[str, str], local_size: int) -> tuple[str | None, .
     check(environ)
     if gpus.mode(environ) != "each":
         return (None,) * local_size
-    given = environ.get(OF_RANKS_VARIABLE)
-    return deal(nvidia.visible_gpus(environ) if given is None else given.split(";"), local_size)
+    shares = environ.get(OF_RANKS_VARIABLE)
+    return deal(nvidia.visible_gpus(environ) if shares is None else shares.split(";"), local_size)
 
 
 def deal(visible: Sequence[str], local_size: int) -> tuple[str | None, ...]:

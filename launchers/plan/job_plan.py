@@ -210,15 +210,15 @@ def variables(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
     Raises:
         UsageError: a variable is not set, or is reserved; the timeline cannot be written.
     """
-    found = _exports(request.exports, environ)
-    found.update(_timeouts(request))
+    settings = _exports(request.exports, environ)
+    settings.update(_timeouts(request))
     if request.gpus:
-        found[gpus.MODE_VARIABLE] = request.gpus
-    gpus_module.check({**environ, **found})
+        settings[gpus.MODE_VARIABLE] = request.gpus
+    gpus_module.check({**environ, **settings})
     if request.timeline:
         _check_timeline(request.timeline)
-        found[timeline.VARIABLE] = str(request.timeline)
-    return found
+        settings[timeline.VARIABLE] = str(request.timeline)
+    return settings
 
 
 def check_num_proc(num_proc: int, limit: int = MAX_LOCAL_RANKS) -> None:

@@ -115,8 +115,8 @@ def module_fault(name: str, folders: Sequence[str]) -> str:
         package, dot, last = part.rpartition(".")
         spec = _find(part, path or ())
         if spec is None:
-            known = _names((path or ()) if package else folders)
-            hints = (package + dot + close for close in close_to(last, known))
+            names = _names((path or ()) if package else folders)
+            hints = (package + dot + close for close in close_to(last, names))
             return f"{expected}, but there is no {part}{did_you_mean(hints)}"
         path = spec.submodule_search_locations
     if path is not None and not _find(f"{name}.__main__", path):
@@ -152,8 +152,8 @@ def _find(name: str, path: Sequence[str]) -> ModuleSpec | None:
         package.submodule_search_locations = portions
         return package
     # Built-in modules, and those of editable installations.
-    others = (finder for finder in sys.meta_path if finder is not PathFinder)
-    return next((spec for finder in others if (spec := finder.find_spec(name, path))), None)
+    finders = (finder for finder in sys.meta_path if finder is not PathFinder)
+    return next((spec for finder in finders if (spec := finder.find_spec(name, path))), None)
 
 
 def _names(folders: Iterable[str]) -> list[str]:

@@ -138,12 +138,12 @@ class Guards(Starter):
         self.on_answer(json.loads(line[len(ANSWER) :]))
         return True
 
-    def tell(self, way: Rank, what: object) -> None:
+    def tell(self, way: Rank, message: object) -> None:
         """Tell a guard something."""
         pipe = way.process.stdin
         assert pipe is not None
         with contextlib.suppress(BrokenPipeError):  # its end says more
-            pipe.write(json.dumps(what).encode() + b"\n")
+            pipe.write(json.dumps(message).encode() + b"\n")
             pipe.flush()
 
     def stop(self) -> None:

@@ -80,7 +80,7 @@ class FailurePolicy:
         if rank.status is None:
             return
         self.note_obedience(rank.status.exit_code, now)
-        if rank.status.ok or rank.stopped or self.stop.signal:
+        if rank.status.ok or rank.is_stopped or self.stop.signal:
             return
         self.failures.append(rank)
         if self.goes_on():
@@ -113,8 +113,8 @@ class FailurePolicy:
 
     def kill_grace(self) -> float:
         """Return the seconds from SIGTERM to SIGKILL: other than usual only after a signal."""
-        asked = self.runner.job.kill_grace if self.stop.signal else None
-        return graces.KILL if asked is None else asked
+        grace = self.runner.job.kill_grace if self.stop.signal else None
+        return graces.KILL if grace is None else grace
 
     def report(self) -> None:
         """Tell the user why the job has ended, unless all ranks have ended well."""

@@ -123,8 +123,8 @@ class GuardFailurePolicy(FailurePolicy):
         if self._of_host and not self.stop.signal:
             return  # after a failure the other ranks of this host have had their time
         end = clock.now() + seconds
-        asked = int(self.stop.signal == self._asked_by)
-        while self.stop.count == asked and (rest := end - clock.now()) > 0:
+        count = int(self.stop.signal == self._asked_by)
+        while self.stop.count == count and (rest := end - clock.now()) > 0:
             self.runner.turn(min(rest, _PARENT_CHECK))
             if os.getppid() != self._parent:
                 return

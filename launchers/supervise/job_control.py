@@ -30,13 +30,13 @@ def stop(job: str, leaders: Iterable[int]) -> None:
         job: its name.
         leaders: the processes of its ranks.
     """
-    stopped: set[int] = set()
+    stopped_pids: set[int] = set()
     for _ in range(_ROUNDS):
-        pids = _processes(job, leaders) - stopped
+        pids = _processes(job, leaders) - stopped_pids
         if not pids:
             return
         janitor.signal_processes(pids, signal.SIGSTOP)
-        stopped |= pids
+        stopped_pids |= pids
 
 
 def go_on(job: str, leaders: Iterable[int]) -> None:

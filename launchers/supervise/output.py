@@ -35,7 +35,7 @@ class Screen:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.broken = False
-        self.lost = 0  # bytes that could not be written
+        self.lost_bytes = 0  # bytes that could not be written
         self.limit: int | None = None  # of the bytes that wait; more are lost
         self.error: OSError | None = None  # the last one, of a full disk, say
         self.has_warned = False  # the caller has told of it
@@ -56,7 +56,7 @@ class Screen:
         """
         end = self._waiting.rfind(b"\n", 0, _CHUNK) + 1 or _CHUNK
         try:
-            written = os.write(self.fd, self._waiting[:end])
+            count = os.write(self.fd, self._waiting[:end])
         except BlockingIOError:
             return
         except OSError as error:
@@ -65,17 +65,17 @@ class Screen:
             self.error = error
             self.drop()
             return
-        del self._waiting[:written]
+        del self._waiting[:count]
 
     def drop(self) -> None:
         """Count the bytes that wait as lost."""
-        self.lost += len(self._waiting)
+        self.lost_bytes += len(self._waiting)
         self._waiting.clear()
 
     def put(self, data: bytes) -> None:
         """Append bytes as they are."""
         if self.broken or (self.limit is not None and self.waiting > self.limit):
-            self.lost += len(data)
+            self.lost_bytes += len(data)
         elif data:
             self._waiting += data
             self._column_zero = data[-1:] in (b"\n", b"\r")

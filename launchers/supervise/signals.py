@@ -68,13 +68,13 @@ class Signals:
 
     Args:
         action: called with the number of each signal, from `clear`.
-        more: other signals to treat so.
+        extras: other signals to treat so.
     """
 
-    def __init__(self, action: Callable[[int], None], more: Sequence[int] = ()) -> None:
+    def __init__(self, action: Callable[[int], None], extras: Sequence[int] = ()) -> None:
         self._action = action
         self._repetition = Repetition()
-        self._numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *USER, *JOB_CONTROL, *more)
+        self._numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *USER, *JOB_CONTROL, *extras)
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)

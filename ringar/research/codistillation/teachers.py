@@ -148,11 +148,11 @@ class Teachers:
 
     def _meet(self, has_data: bool = True, ends: bool = False) -> None:
         flags = tf.constant([float(has_data), float(ends)])
-        heard = allreduce(flags, Sum, name="codistillation/ranks")
-        have_all_data = heard[0] > place.size() - 0.5
+        counts = allreduce(flags, Sum, name="codistillation/ranks")
+        have_all_data = counts[0] > place.size() - 0.5
         act_if(have_all_data, self._copy)
         self._is_closed.assign(~have_all_data)
-        self._has_ended.assign(heard[1] > 0.5)
+        self._has_ended.assign(counts[1] > 0.5)
 
     def _copy(self) -> None:
         tensors = [tf.convert_to_tensor(variable) for variable in self._copied]

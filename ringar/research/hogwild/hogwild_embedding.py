@@ -78,7 +78,7 @@ class HogwildEmbedding(keras.layers.Embedding):
             tf.IndexedSlices(tf.ensure_shape(shared, rows_of_table.shape), rows)
         )
 
-    def _rows(self, rows: np.ndarray, own: np.ndarray) -> np.ndarray:
+    def _rows(self, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Return rows that the ranks share; if they share none yet, this rank's own."""
         shared = shared_of(self.embeddings)
-        return own if shared is None else shared.read_rows(rows)
+        return values if shared is None else shared.read_rows(rows)

@@ -40,7 +40,7 @@ FIRST = 0
 DTYPES = ("float32", "float64", "int32", "int64")
 """The dtypes of variables that can be shared."""
 
-_WHOLE = np.zeros(1, np.int64)
+_ONLY_ROW = np.zeros(1, np.int64)
 
 
 class SharedVariable:
@@ -73,7 +73,7 @@ class SharedVariable:
         length = size if or_all(process_set).rank() == FIRST else 0
         dtype = keras.backend.standardize_dtype(variable.dtype)
         self._window = Window(length, dtype, process_set, name=f"hogwild/{number}")
-        self._way = {"lock": lock, "atomic": atomic}
+        self._options = {"lock": lock, "atomic": atomic}
 
     def read_rows(self, rows: np.ndarray) -> np.ndarray:
         """Return rows as they are now."""
@@ -81,7 +81,7 @@ class SharedVariable:
 
     def update(self, rows: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """Add what has changed in rows, and return them as they are then."""
-        return self._window.update(FIRST, rows, before, after, **self._way)
+        return self._window.update(FIRST, rows, before, after, **self._options)
 
     def write(self) -> None:
         """Put the values of this rank into the window."""
@@ -156,8 +156,8 @@ class SharedWeights(Period):
     @tf.autograph.experimental.do_not_convert
     def begin_step(self, gradients: Sequence[Any], variables: Variables, loss_scale: Any) -> None:
         """Note the values before the step."""
-        both = zip(gradients, variables or (), strict=True)
-        changes = (self._change(gradient, variable) for gradient, variable in both)
+        pairs = zip(gradients, variables or (), strict=True)
+        changes = (self._change(gradient, variable) for gradient, variable in pairs)
         self._changes = [change for change in changes if change is not None]
 
     @tf.autograph.experimental.do_not_convert
@@ -165,7 +165,7 @@ class SharedWeights(Period):
         """Add what the step has changed to the shared weights; read those that are no tables."""
         assert self._steps is not None
         changes, self._changes = self._changes, []
-        whole = [change.shared.variable for change in changes if not change.shared.is_table]
+        variables = [change.shared.variable for change in changes if not change.shared.is_table]
         tensors = [
             tensor
             for change in changes
@@ -173,9 +173,9 @@ class SharedWeights(Period):
         ]
         # Functions in the graph must not hold tensors of it.
         act = _Act([change.shared for change in changes])
-        results = [tf.TensorSpec(variable.shape, variable.dtype) for variable in whole]
+        results = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
         now = host_call(act, tensors, results, "Hogwild")
-        for variable, value in zip(whole, now, strict=True):
+        for variable, value in zip(variables, now, strict=True):
             variable.assign(value)
         size = float(or_all(self._process_set).size())
         share.record(  # no rank waits for another one in a step: all are idle at once
@@ -212,7 +212,7 @@ class SharedWeights(Period):
                 "`trainable_variables` must be those of the first step, whose values the ranks "
                 f"share. Received: {getattr(variable, 'path', variable)!r}, which is new"
             )
-        rows: Any = _WHOLE
+        rows: Any = _ONLY_ROW
         if shared.is_table:
             if gradient is None:
                 return None

@@ -31,9 +31,8 @@ FAILED = -1
 class Agreement:
     """Run steps on each rank, and raise on all ranks where one has failed or differs."""
 
-    def __init__(self, what: str, process_set: ProcessSet | None) -> None:
-        self._call = Call("allgather", name=f"scheduled.{what}")
-        self._what = what
+    def __init__(self, subject: str, process_set: ProcessSet | None) -> None:
+        self._call = Call("allgather", name=f"scheduled.{subject}")
         self._ranks = or_all(process_set)
         self._error: Exception | None = None
         self._may_differ = False  # other ranks may be in a collective of a step
@@ -108,18 +107,19 @@ class Agreement:
                 self._call.refusal(f"the same {where} on every rank", f"digests {received}", remedy)
             )
 
-    def _compare(self, own: int) -> np.ndarray:
+    def _compare(self, number: int) -> np.ndarray:
         """Return the numbers of all ranks."""
         try:
-            return self._gather(own)
+            return self._gather(number)
         except MismatchError as error:
             if not self._may_differ:
                 raise
             self._error = self._error or error
         return self._gather(FAILED)
 
-    def _gather(self, own: int) -> np.ndarray:
-        return allgather(np.array([own], np.int64), name=self._call.name, process_set=self._ranks)
+    def _gather(self, number: int) -> np.ndarray:
+        numbers = np.array([number], np.int64)
+        return allgather(numbers, name=self._call.name, process_set=self._ranks)
 
     def _fail(self, where: str) -> None:
         """Raise this rank's error, or that of the first rank that has one. Collective.

@@ -131,8 +131,8 @@ class Rows(Design):
     """Cut by rows: each rank has some examples, with all variables."""
 
     def _measure(self, intercept: bool) -> None:
-        own = [self.columns.sum(axis=1), [self.residual.sum(), len(self.residual)]]
-        *sums, total, rows = self._sum(np.concatenate(own))
+        parts = [self.columns.sum(axis=1), [self.residual.sum(), len(self.residual)]]
+        *sums, total, rows = self._sum(np.concatenate(parts))
         self.rows = int(rows)
         self.means, self.target_mean = np.array(sums) / rows * intercept, total / rows * intercept
         self.columns -= self.means[:, np.newaxis]
@@ -200,7 +200,7 @@ class Columns(Design):
 
     def survey(self, candidates: np.ndarray) -> np.ndarray:
         """Return the candidates' columns, zeros for those of other ranks."""
-        is_own, places = self._own(candidates)
+        is_own, places = self._local_places(candidates)
         surveyed = np.zeros((len(candidates), self.rows + 1))
         surveyed[is_own, :-1] = columns = self.columns[places]
         surveyed[is_own, -1] = columns @ self.residual
@@ -213,7 +213,7 @@ class Columns(Design):
 
     def push(self, picked: np.ndarray, step: Step) -> np.ndarray:
         """Return the changes of the residual and of the variables by this rank's steps."""
-        is_own, places = self._own(picked)
+        is_own, places = self._local_places(picked)
         columns = self.columns[places]
         changes = np.zeros(len(picked))
         changes[is_own] = step(picked[is_own], columns @ self.residual)
@@ -235,7 +235,7 @@ class Columns(Design):
             allreduce(np.array(steepness), Max, name="scheduled.steepest", process_set=self.ranks)
         )
 
-    def _own(self, variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _local_places(self, variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which variables are this rank's, and their places in `columns`."""
         places = variables - self._first
         is_own = (places >= 0) & (places < len(self.columns))

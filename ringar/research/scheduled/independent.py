@@ -39,7 +39,7 @@ class Independent:
         self._correlations = correlations
         self._conflicts = np.abs(correlations) > rho + ROUNDING
         self._blocked = np.zeros(size, bool)
-        self._taken: list[int] = []
+        self._selection: list[int] = []
         # The inverse of the Cholesky factor of 2 I - G of those taken.
         self._inverse = np.zeros((size, size))
 
@@ -47,7 +47,7 @@ class Independent:
         """Take a candidate if it is independent of those taken; return whether it is."""
         if self._blocked[candidate]:
             return False
-        columns, count = self._taken, len(self._taken)
+        columns, count = self._selection, len(self._selection)
         inverse = self._inverse[:count, :count]
         row = -(inverse @ self._correlations[columns, candidate])
         rest = 1.0 - row @ row

@@ -212,12 +212,12 @@ class Lasso:
         agreement.settle("data")
         assert problem is not None  # or else `settle` has raised
         design = problem.design
-        every = self.every
-        if every is None:
-            every = max(1, problem.variables // self.scheduler.picks // 2)
+        interval = self.every
+        if interval is None:
+            interval = max(1, problem.variables // self.scheduler.picks // 2)
         with np.errstate(over="ignore", invalid="ignore"):  # `run` looks at the objective
             history = run(
-                problem, self.rounds, tolerance=self.tolerance, every=every, callbacks=callbacks
+                problem, self.rounds, tolerance=self.tolerance, every=interval, callbacks=callbacks
             )
         gap = agreement.number("`gap`", partial(problem.gap, history.objectives))
         self.coef_ = problem.coefficients

@@ -93,10 +93,10 @@ class _Run:
         problem: Problem,
         rounds: int,
         tolerance: float | None,
-        every: int,
+        interval: int,
         callbacks: Sequence[Callback],
     ) -> None:
-        self.problem, self.rounds, self.every = problem, rounds, every
+        self.problem, self.rounds, self.interval = problem, rounds, interval
         self.tolerance, self.callbacks = tolerance, callbacks
         self.ranks = or_all(problem.process_set)
         self.size = self.ranks.size()
@@ -111,7 +111,7 @@ class _Run:
         for number in range(self.rounds):
             surveyed = self._round(number, surveyed)
             done = number + 1
-            if (done % self.every == 0 or done == self.rounds) and self._ends(done):
+            if (done % self.interval == 0 or done == self.rounds) and self._ends(done):
                 break
         return self.history
 
@@ -119,7 +119,7 @@ class _Run:
         self.agreement.attempt(self._check_arguments)
         self.agreement.settle("arguments")
         settings = {
-            "`rounds`": self.rounds, "`every`": self.every, "`tolerance`": self.tolerance,
+            "`rounds`": self.rounds, "`every`": self.interval, "`tolerance`": self.tolerance,
         }  # fmt: skip
         described = self.agreement.attempt(self.problem.describe)
         self.agreement.settle("`describe`")
@@ -129,7 +129,7 @@ class _Run:
         self.calls_back = self._on_any_rank(bool(self.callbacks))
 
     def _check_arguments(self) -> None:
-        for name, value, least in (("rounds", self.rounds, 0), ("every", self.every, 1)):
+        for name, value, least in (("rounds", self.rounds, 0), ("every", self.interval, 1)):
             if not isinstance(value, int) or value < least:
                 raise ValueError(
                     f"`{name}` must be a whole number of at least {least}. Received: {value!r}"
@@ -222,8 +222,8 @@ class _Run:
             stop = self._on_any_rank(bool(ends))
         return history.converged or stop
 
-    def _on_any_rank(self, own: bool) -> bool:
-        value = np.array(own, np.int64)
+    def _on_any_rank(self, flag: bool) -> bool:
+        value = np.array(flag, np.int64)
         return bool(allreduce(value, Max, name="scheduled.any", process_set=self.ranks))
 
     def _call_back(self, progress: Progress) -> bool:

@@ -249,13 +249,13 @@ class Dynamic(Scheduler):
         longest = math.ceil(len(self._usable) / self.explore)
         urgent = int((self._seen_in[waiting] < max(0, self._round - longest)).sum())
         drawable = idle[~np.isin(idle, waiting[:urgent])]
-        drawn = self._draw(drawable, self.candidates - max(urgent, self._explored()))
-        waiting = waiting[~np.isin(waiting, drawn)][: self.candidates - len(drawn)]
+        draws = self._draw(drawable, self.candidates - max(urgent, self._explored()))
+        waiting = waiting[~np.isin(waiting, draws)][: self.candidates - len(draws)]
         rest = self._draw(under_way, len(under_way))
         rest = np.concatenate([rest, under_way[~np.isin(under_way, rest)]])
-        rest = rest[: self.candidates - len(waiting) - len(drawn)]
+        rest = rest[: self.candidates - len(waiting) - len(draws)]
         # Few may be drawn, where few have moved: those that wait get their share, and no more.
-        mixed = _interleave(waiting[urgent:], drawn, self.explore)
+        mixed = _interleave(waiting[urgent:], draws, self.explore)
         return np.concatenate([waiting[:urgent], mixed, rest])
 
     def pick(

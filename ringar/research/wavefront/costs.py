@@ -25,7 +25,7 @@ from ringar.parallel.scan.chain import Options
 from ringar.research.wavefront.plan import Costs, LayerCost, Line
 from ringar.sharding.grid import Grid
 
-_FEW, _MANY = 1, 17
+_SHORT, _LONG = 1, 17  # steps of a chunk
 _CHUNKS = 4
 _BATCHES = (1, 16)
 _NUMBERS = (1 << 8, 1 << 16)
@@ -68,7 +68,7 @@ def of_stack(shapes: Sequence[Shape], grid: Grid | None) -> Costs:
             LayerCost(
                 _slowest([cost.start for cost in of_ranks]),
                 _slowest([cost.step for cost in of_ranks]),
-                max(cost.whole for cost in of_ranks),
+                max(cost.setup for cost in of_ranks),
             )
             for of_ranks in zip(*(ranks for ranks, _ in everyone), strict=True)
         ]
@@ -95,18 +95,18 @@ def nominal(shapes: Sequence[Shape]) -> Costs:
 
 
 def _layer(shape: Shape) -> LayerCost:
-    starts, steps, wholes = [], [], []
+    starts, steps, setups = [], [], []
     for batch in _BATCHES:
-        one = _chunks(shape, batch, _FEW, 1)
-        few, many = (_chunks(shape, batch, count, _CHUNKS) for count in (_FEW, _MANY))
-        chunk = max((few - one) / (_CHUNKS - 1), few / (2 * _CHUNKS))
+        one_chunk = _chunks(shape, batch, _SHORT, 1)
+        short_run, long_run = (_chunks(shape, batch, count, _CHUNKS) for count in (_SHORT, _LONG))
+        chunk = max((short_run - one_chunk) / (_CHUNKS - 1), short_run / (2 * _CHUNKS))
         # Where the times are disturbed a difference may be far too small, and chunks or steps would
         # seem to be free: neither is held to be less than a part of the whole.
-        step = max((many - few) / (_MANY - _FEW), many / (4 * _MANY)) / _CHUNKS
+        step = max((long_run - short_run) / (_LONG - _SHORT), long_run / (4 * _LONG)) / _CHUNKS
         steps.append(step)
-        starts.append(max(chunk - _FEW * step, 0.0))
-        wholes.append(max(one - chunk, 0.0))
-    return LayerCost(_line(_BATCHES, starts), _line(_BATCHES, steps), min(wholes))
+        starts.append(max(chunk - _SHORT * step, 0.0))
+        setups.append(max(one_chunk - chunk, 0.0))
+    return LayerCost(_line(_BATCHES, starts), _line(_BATCHES, steps), min(setups))
 
 
 def _chunks(shape: Shape, batch: int, steps: int, count: int) -> float:
@@ -173,9 +173,9 @@ def _shortest(function: Callable[[], object]) -> float:
 
 def _line(counts: tuple[int, int], seconds: Sequence[float]) -> Line:
     """Return the line through two points; never one that falls."""
-    each = max(seconds[1] - seconds[0], 0.0) / (counts[1] - counts[0])
-    return Line(max(seconds[0] - each * counts[0], 0.0), each)
+    slope = max(seconds[1] - seconds[0], 0.0) / (counts[1] - counts[0])
+    return Line(max(seconds[0] - slope * counts[0], 0.0), slope)
 
 
 def _slowest(lines: Sequence[Line]) -> Line:
-    return Line(max(line.start for line in lines), max(line.each for line in lines))
+    return Line(max(line.start for line in lines), max(line.slope for line in lines))

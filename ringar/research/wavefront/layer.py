@@ -257,8 +257,8 @@ class Wavefront(keras.layers.Layer):
 
     def _plan_of(self, steps: int | None, batch: int | None) -> Plan:
         plain = plan.layer_by_layer(steps, len(self.layers), self._ranks, self._threads())
-        alone = self.grid is None
-        if compiled.is_compiling() or (alone and tf.executing_eagerly() and self.chunk is None):
+        is_alone = self.grid is None
+        if compiled.is_compiling() or (is_alone and tf.executing_eagerly() and self.chunk is None):
             return plain  # one cell after the other in any case
         if steps is None and self.chunk is not None:
             raise ValueError(

@@ -47,20 +47,20 @@ class Links:
     messages: Messages
     label: str
 
-    def send(self, tensor: tf.Tensor, part: int, what: str) -> None:
+    def send(self, tensor: tf.Tensor, part: int, kind: str) -> None:
         """Send a chunk to another rank of the model group."""
-        self.messages.send([tensor], self.grid.model_set.ranks[part], f"{self.label}/{what}")
+        self.messages.send([tensor], self.grid.model_set.ranks[part], f"{self.label}/{kind}")
 
-    def recv(self, spec: tf.TensorSpec, part: int, what: str) -> tf.Tensor:
+    def recv(self, spec: tf.TensorSpec, part: int, kind: str) -> tf.Tensor:
         """Receive a chunk from another rank of the model group."""
         rank = self.grid.model_set.ranks[part]
-        return self.messages.recv([spec], rank, f"{self.label}/{what}")[0]
+        return self.messages.recv([spec], rank, f"{self.label}/{kind}")[0]
 
-    def spread(self, tensor: tf.Tensor, part: int, what: str) -> tf.Tensor:
+    def spread(self, tensor: tf.Tensor, part: int, kind: str) -> tf.Tensor:
         """Return the tensor of one rank of the model group; the others give its shape."""
         ranks = self.grid.model_set
         spread = broadcast(
-            tensor, ranks.ranks[part], name=f"{self.label}/{what}", process_set=ranks
+            tensor, ranks.ranks[part], name=f"{self.label}/{kind}", process_set=ranks
         )
         spread.set_shape(tensor.shape)
         return spread

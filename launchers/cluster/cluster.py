@@ -5,11 +5,11 @@
         | agent.py, in the place of ssh          v
       ringarrun ----------------------------------->  host_guard.py -> ranks (worker.py)
 
-The manager starts a member for each rank, which holds the CPUs and GPUs of that rank, and connects
-to the broker. The members of a host make one host of the job. The launcher reaches it by a program
-in the place of ssh: that connects to the broker, too, which lets the first member of the host run
-the command, and copies what both say. So ranks are started, watched and ended as in every job over
-several hosts.
+The manager starts a member for each rank. A member holds the rank's CPUs and GPUs, and connects to
+the broker. The members of a host make one host of the job. The launcher reaches it through
+`agent.py` in the place of ssh. The agent connects to the broker, too, which lets the first member
+of the host run the command, and copies the messages of both. So ranks are started, watched and
+ended as in every job over several hosts.
 
 Messages are authenticated by a key, and not encrypted, like those of the managers themselves.
 """
@@ -136,7 +136,7 @@ class Broker(Meeting):
             return not self._is_closed
 
     def serve(self, connection: Connection) -> None:
-        """Serve a member, an agent, or what a member runs for it."""
+        """Serve a member, an agent, or the command that a member runs for an agent."""
         hello = json.loads(connection.recv_bytes())
         if "member" in hello:
             host = hello["host"] or _peer(connection)
@@ -196,7 +196,7 @@ def _peer(connection: Connection) -> str:
 
 
 def _copy(source: Connection, target: Connection) -> None:
-    """Copy bytes up to the end of `source`, which then is that of `target`."""
+    """Copy bytes up to the end of `source`, then end `target`, too."""
     with contextlib.suppress(OSError):
         while data := os.read(source.fileno(), 1 << 16):
             view = memoryview(data)
@@ -236,7 +236,7 @@ class Cluster:
 
     @property
     def variable(self) -> str:
-        """What `cluster_member.serve` needs."""
+        """The argument `variable` of `member.serve`."""
         return self._broker.variable
 
     def start(

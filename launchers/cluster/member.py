@@ -38,7 +38,7 @@ def serve(variable: str, index: int, host: str = "", gpus: str | None = None) ->
         index: the number of this member.
         host: the address of this host, at which the others reach it. Members with the same address
             make one host. "": that from which this process reaches the caller.
-        gpus: the GPUs that it may use, as in CUDA_VISIBLE_DEVICES; None: as that says.
+        gpus: the GPUs that it may use, as in CUDA_VISIBLE_DEVICES; None: the variable's value here.
 
     Raises:
         ConnectionError: the caller cannot be reached.

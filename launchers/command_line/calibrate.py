@@ -1,4 +1,4 @@
-"""What each rank of `ringarrun --calibrate` runs: the calibration of `init`, and what it found."""
+"""The program of `ringarrun --calibrate`: ranks calibrate in `init`, rank 0 prints the result."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def _nccl() -> tuple[bool, str]:
 
 
 def _open(path: str | None, of_system: str) -> tuple[ctypes.CDLL | None, str]:
-    """Open a library, that of the system without a path; return it and its place, or the error."""
+    """Open the library at `path`, or the system's; return it and its place, or the error."""
     try:
         return ctypes.CDLL(path or of_system), path or f"{of_system} of the system"
     except OSError as error:

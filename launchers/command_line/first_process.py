@@ -1,8 +1,8 @@
 """The launcher as the first process of a container (`docker run image ringarrun …`).
 
-The kernel makes the first process the parent of all whose own has ended, and takes signals without
-a handler from it. So the launcher runs in a child of it: the first process only passes signals on,
-and reaps whoever ends.
+The kernel makes the first process the parent of all orphans, and keeps signals from it for which it
+has no handler. So the launcher runs in a child: the first process only passes signals on, and reaps
+processes that have ended.
 """
 
 from __future__ import annotations

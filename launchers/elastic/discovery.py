@@ -1,8 +1,8 @@
 """The hosts that an elastic job may use now: of a script, or of a host file that changes.
 
 The script prints a host per line, `host:slots`, `host`, or whatever a line of `--hostfile` may be.
-An answer counts when it has been given twice: what lasts for a second, such as the empty answer of
-a service that restarts or half of a file, is no news.
+An answer counts when it has been given twice. This ignores answers that last for a second, such as
+the empty answer of a service that restarts, or half of a file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Discovery:
 
     Attributes:
         hosts: the last answer that was given twice; None before.
-        trouble: what keeps the hosts from being known; "" for nothing.
+        trouble: why the hosts cannot be known; "" if they can.
         can_run: whether there is such a script.
     """
 

@@ -49,7 +49,7 @@ def is_wanted(request: Request) -> bool:
 def complete(
     request: Request, environ: Mapping[str, str]
 ) -> tuple[Request, Limits, Discovery | None]:
-    """Return the request with the hosts that are known at the beginning, and what goes with it.
+    """Return the request with the hosts known at the beginning, its limits, and the discovery.
 
     Raises:
         UsageError: the request cannot be carried out; the message has the cause and the remedy.

@@ -1,7 +1,7 @@
 """The processes on one host of an elastic job over several hosts.
 
-The guard of the host (host_guard.py) starts them when it is told, and passes on what they and the
-launcher say to each other (ringar/job/membership.py). After the line with the job, the lines are:
+The guard of the host (host_guard.py) starts them when it is told, and passes messages on between
+them and the launcher (ringar/job/membership.py). After the line with the job, the lines are:
 
     spread_members.py                                      guard.py
     start: a slot, its number on this host, and,

@@ -1,6 +1,6 @@
 """Run an elastic job on this host: ranks that die do not end it, and others join.
 
-Each process has a socket to the launcher, and `next_world.py` decides on what comes through it.
+Each process has a socket to the launcher. `next_world.py` decides how to act on its messages.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ job's hosts (spread_members.py). `roster.py` has the stages of a process.
   the processor from them while they recover.
 - The new process waits in `ringar.init` to join. The ranks are told, and enter again after their
   next commit.
-- A host is named no more. Its ranks are told to leave, as soon as `--min-np` others train: when all
-  hosts are replaced, the state passes from the old ones to the new ones. An answer that names too
-  few hosts takes none away.
+- A host is no longer listed. Its ranks are told to leave, as soon as `--min-np` others train: when
+  all hosts are replaced, the state passes from the old ones to the new ones. A list with too few
+  hosts takes none away.
 
 The job ends as others do, and by itself if all ranks of the world have died, if they are fewer than
 `--min-np` for `--elastic-timeout`, or after `--reset-limit` worlds beyond the first.
@@ -189,7 +189,7 @@ class Worlds:
             self._fleet.note(f"{_name(end, member)} {end.ending}; {count} start without it")
             return
         if self.roster.is_finishing or self.roster.generation == 0:
-            # Nobody does its work again; and what cannot start ends the job, as in others.
+            # Its work is not done again. A process that cannot start ends the job, as elsewhere.
             self.failures.append(end)
             if self.roster.generation == 0:
                 self._end(now + end.grace)

@@ -122,8 +122,8 @@ class Slots:
     """The places for processes, and since when each may be used again.
 
     After a failure a slot is free at once. If its next process fails, too, it cools down, for twice
-    as long after each further failure: what kills its processes may pass, and they would keep the
-    others from training. A process that has lived for longer than the longest time makes up for it.
+    as long after each further failure: the cause may pass, and each start interrupts the training
+    of the others. A process that lives for longer than the longest such time clears the count.
     """
 
     cool_down: float

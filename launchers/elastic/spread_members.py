@@ -2,10 +2,10 @@
 
     ringarrun: spread_members.py -> ssh (or srun) -> on each host: guard.py -> processes
 
-As in other jobs without MPI (spread.py), each host has one process here, the way to its guard, and
-all that is said goes through its pipes; guard.py lists the lines. The way to a host is made
-when the first process starts there. If it ends, the host's processes are lost with it; it is made
-again when a slot of that host is to be filled.
+As in other jobs without MPI (spread.py), each host has one process here, the way to its guard,
+whose pipes carry all messages; guard.py lists the lines. The way to a host is made when the first
+process starts there. If it ends, the host's processes are lost with it; it is made again when a
+slot of that host is to be filled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes to the ranks of `ringar.run` or an executor, and comes back: results or an error."""
+"""The messages to ranks of `ringar.run` or an executor, and their outcomes: results or errors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def of_elastic_job(arrived: Mapping[int, Outcome], launcher: Launcher) -> list[A
     why = launcher.last or f"the elastic job has ended with exit code {launcher.code}"
     for outcome in arrived.values():
         error = _error_of(outcome) if outcome.trace else None
-        # What ranks say of each other's loss, or of the end of the job, is no cause of it.
+        # An error about the loss of a rank, or the end of the job, is a consequence, not the cause.
         if error is not None and not isinstance(error, RankError | PeerLostError):
             raise error from RankError(
                 f"{why}; rank {outcome.place[1]} had failed:\n{outcome.trace}"

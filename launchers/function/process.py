@@ -57,7 +57,7 @@ class Launcher:
     def wait(self, timeout: float | None) -> bool:
         """Show the output up to the end; return False if it did not come within `timeout`.
 
-        Whatever is raised meanwhile, such as KeyboardInterrupt, all ranks have ended afterwards.
+        All ranks have ended afterwards, also after an exception such as KeyboardInterrupt.
         """
         end = math.inf if timeout is None else clock.now() + timeout
         try:

@@ -119,13 +119,13 @@ def _addresses(hosts: Sequence[str]) -> list[str]:
     local = [address for group in addresses.of_interfaces().values() for address in group]
     fallbacks = addresses.not_loopback([*addresses.of_default_route(), *local])
     candidates = [*filter(None, map(addresses.towards, hosts)), *fallbacks]
-    # Their scope is an interface of this host; another host may have one of that name.
+    # Link-local addresses last: their scope is an interface here, and another host may lack it.
     candidates.sort(key=lambda address: "%" in address)
     return [*dict.fromkeys(candidates), socket.gethostname()]
 
 
 def meet(variable: str) -> Connection:
-    """Connect to a `Meeting`: at the address that sshd has told, then at those of the meeting.
+    """Connect to a `Meeting`: at the address that sshd reports, then at those of the meeting.
 
     Args:
         variable: its `variable`.
@@ -166,7 +166,7 @@ def _connect(address: str, port: int, key: bytes) -> Connection:
     connection = Connection(peer.detach())
     try:
         if not connection.poll(_CONNECT_TIMEOUT):
-            raise TimeoutError("who listens there says nothing")
+            raise TimeoutError("the program that listens there sends nothing")
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
     except BaseException:

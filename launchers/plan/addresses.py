@@ -47,7 +47,7 @@ def towards(host: str) -> str:
 
 
 def of_default_route() -> list[str]:
-    """Return the addresses from which this host sends to hosts of no network of its own."""
+    """Return the addresses from which this host sends to hosts outside of its own networks."""
     # Addresses for documentation, which no network has.
     return [address for address in map(towards, ("192.0.2.1", "2001:db8::1")) if address]
 
@@ -61,7 +61,7 @@ def loopback() -> str:
 
 
 def _is_here(address: str) -> bool:
-    """Return whether this host has an address; `of_interfaces` lists the first of each by IPv4."""
+    """Return whether this host has `address`; `of_interfaces` has one of IPv4 per interface."""
     with contextlib.suppress(OSError):
         for family, kind, *_, bound in socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind) as probe:
@@ -102,7 +102,8 @@ def to_listen_at(
         return loopback()
     everywhere = [address for addresses in local_interfaces.values() for address in addresses]
     by_ssh = environ.get("SSH_CONNECTION", "").split()[2:3]
-    # srun hands on the variable of another host; a host behind one of those sees that one's.
+    # Both may be of another host: srun hands on the variable of the host that it runs on, and a
+    # host that is reached through another one sees that one's address.
     ssh_addresses = [text for text in (*seen_at, *by_ssh) if text in everywhere or _is_here(text)]
     likely = [*map(towards, peers), *ssh_addresses, *of_default_route(), *everywhere]
     candidates = not_loopback(likely)

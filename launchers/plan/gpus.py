@@ -1,4 +1,4 @@
-"""Deal the GPUs of a host out to its ranks: one each, in turn, or those that a cluster gives each.
+"""Deal the GPUs of a host out to its ranks: one each, in turn, or as a cluster's manager says.
 
 A rank with one visible GPU uses that one, in any program: TensorFlow takes the memory of all GPUs
 that it sees, and CuPy uses the first of them. Each host is asked for its own GPUs, so in a job of

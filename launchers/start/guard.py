@@ -5,7 +5,7 @@
 The guard gives ranks on other hosts what `ringarrun` gives ranks of a local job: CPUs and a GPU of
 their own, whole lines of output with the rank in front, files of their output, and an end that
 leaves no process behind. And it gives the other ranks time to report a failure
-(`guard_ending.py`).
+(`guard_failure_policy.py`).
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class JobHost:
 
 
 def take(control: Control, options: argparse.Namespace, *, grows: bool = False) -> JobHost | None:
-    """Take the line with the job, and bring this process where it says; None if there is none.
+    """Take the line with the job, and enter its folder and environment; None if there is none.
 
     Args:
         control: where the line comes from.
@@ -203,7 +203,7 @@ def _listen(address: str) -> socket.socket:
 
 
 def answer(message: Mapping[str, object]) -> bytes:
-    """Return the line, without its end, that tells the launcher something."""
+    """Return the line that takes a message to the launcher, without its end."""
     return ANSWER + json.dumps(message).encode()
 
 

@@ -1,4 +1,4 @@
-"""Where a member of a cluster runs, and finds modules: ranks on its host do so, too.
+"""The folder and the module path of a member of a cluster, which ranks on its host share.
 
 The cluster's manager may have brought a program's files to the member, which its host has nowhere
 else. The member tells the ranks by an environment variable.

@@ -292,7 +292,7 @@ def first_line(start: Start) -> dict[str, object]:
 
 
 def for_ranks() -> dict[str, object]:
-    """Return what all ranks must have read from the same file: the parameters of the network.
+    """Return the parameters of the network, which all ranks must have from the same file.
 
     Raises:
         UsageError: that file cannot be read.

@@ -1,6 +1,6 @@
 """The time of the launcher, which stands still while the job is stopped (Ctrl-Z).
 
-So what is due in some seconds is due in as many seconds of the job.
+So a deadline in some seconds is in as many seconds of the job.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def now() -> float:
 def select(
     poll: selectors.BaseSelector, timeout: float | None
 ) -> list[tuple[selectors.SelectorKey, int]]:
-    """Wait for events; what it takes beyond the timeout, while somebody has stopped us, is no time.
+    """Wait for events; time beyond the timeout does not count, since this process was stopped then.
 
-    A container that is paused tells nobody.
+    A container that is paused gets no signal that would tell.
     """
     global _stopped_seconds
     begin = time.monotonic()

@@ -81,7 +81,7 @@ class GuardFailurePolicy(FailurePolicy):
             if stop.signal == self._asked_by:
                 self._linger(self.kill_grace())  # mpirun kills all ranks when one guard ends
             return
-        # The others are reported.
+        # The earlier failures, which were allowed, have been reported.
         rank = failures.cause(self.failures[self.runner.job.max_failures :])
         if rank.status is not None and rank.status.signal == signal.SIGTERM:
             # srun stops rank and guard at once, and the guard may see the rank's end first.

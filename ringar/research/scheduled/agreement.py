@@ -1,4 +1,4 @@
-"""Errors that concern all ranks: what one rank finds wrong ends the run on every rank.
+"""Errors that concern all ranks: a fault that one rank finds ends the run on every rank.
 
 Ranks compute by themselves between two exchanges. Before each exchange they compare one number
 each, a digest, or a mark that a rank has failed, so that no rank waits for one that will not come.

@@ -30,7 +30,8 @@ Step = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Returns the changes of some variables, given their inner products with the residual."""
 
 CONSTANT = 1e-24
-"""A column is constant if this is left of its squares by centering: rounding leaves 1e-30."""
+"""A column is constant if centering leaves at most this part of its squares; rounding leaves 1e-30.
+"""
 
 
 class Design(abc.ABC):

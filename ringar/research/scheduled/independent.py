@@ -21,8 +21,8 @@ MARGIN = 1e-6
 """Beyond the rounding of correlations in float64."""
 
 ROUNDING = 1e-12
-"""So much above `rho` is still `rho`: a correlation of just that is rounded up on some processors,
-and down on others."""
+"""A correlation passes up to this much above `rho`: one of just `rho` is rounded up on some
+processors, and down on others."""
 
 
 class Independent:

@@ -152,8 +152,8 @@ class Lasso:
         dual_gap_: the duality gap at the end, in the unit of the objective.
         converged_: whether it is as small as `tolerance` asks; if not, rank 0 warns.
 
-    All ranks have the same attributes. `fit` checks the arguments, not the constructor: so all
-    ranks learn of one that is wrong on some.
+    All ranks have the same attributes. `fit` checks the arguments, not the constructor, so that a
+    wrong argument on one rank is an error on all.
 
     Example:
     ```python

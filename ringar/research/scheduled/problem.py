@@ -9,10 +9,10 @@ changes. `pull` applies the sum of all parts.
     for round t + 1    |     survey -----'                 '-> sum of the surveys --.
                        '----------------------------- in round t + 1 --------------'
 
-Whether variables depend on each other is a question to the data, which lie on all ranks. `survey`
-is a rank's part of the answer for the *next* round, and travels with the parts of this one. So a
-round has one exchange, and scheduling waits for no message of its own; what it knows of the
-variables is one round old, as in the pipelined scheduler of the paper (section 3).
+The data, which lie on all ranks, tell whether variables depend on each other. `survey` returns a
+rank's part of the answer for the *next* round, and travels with the changes of this one. So a round
+has one exchange, and scheduling waits for no message of its own. Its knowledge of the variables is
+one round old, as in the pipelined scheduler of the paper (section 3).
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 `Dynamic` is that of Kim et al. (EuroSys 2016, section 2.2) and of Lee et al. (arXiv:1312.5766):
 
 1. propose candidates, several times as many as needed, with a probability by their last step;
-2. keep those that are independent of each other (`ringar.parallel.scheduled.independent`);
+2. keep those that are independent of each other (`independent.py`);
 3. share them out to the ranks so that all have about the same work.
 
-In the paper a step is known of variables that have taken it. Here candidates are surveyed for step
-2 anyway, and one more number for each tells how far it would move: step 2 goes through them in this
-order, and a variable need not move to be known.
+In the paper the length of a variable's step is known only after the step. Here candidates are
+surveyed for step 2 anyway, and one more number for each tells how far it would move. Step 2 goes
+through the candidates in this order.
 
 `RoundRobin` and `Random` draw candidates otherwise. Without `rho` they leave out step 2: they are
 the unscheduled parallel updates to compare with.
@@ -244,8 +244,8 @@ class Dynamic(Scheduler):
         is_under_way = self._is_under_way[self._usable]
         idle, under_way = self._usable[~is_under_way], self._usable[is_under_way]
         waiting = self._waiting(idle)
-        # Those never seen are due, and those that others on which they depend have kept waiting for
-        # long. With a shorter wait all rounds would be theirs where one variable fits a round.
+        # Due are variables that were never seen, and those that have waited long for others on
+        # which they depend. If they waited less, they would take all rounds where one fits a round.
         longest = math.ceil(len(self._usable) / self.explore)
         urgent = int((self._seen_in[waiting] < max(0, self._round - longest)).sum())
         drawable = idle[~np.isin(idle, waiting[:urgent])]
@@ -319,8 +319,8 @@ class Dynamic(Scheduler):
 def _least(values: np.ndarray, count: int) -> np.ndarray:
     """Return the places of the least values, of equal ones the first.
 
-    `np.argpartition` takes any of the equal ones, and on each kind of processor other ones. Ranks
-    on unlike processors must choose alike.
+    `np.argpartition` takes any of the equal ones, and which ones depends on the processor. Ranks on
+    unlike processors must choose alike.
     """
     greatest = np.partition(values, count - 1)[count - 1]
     below, equal = np.flatnonzero(values < greatest), np.flatnonzero(values == greatest)

@@ -1,10 +1,10 @@
 """The costs for the choice of a chunk, measured: the start and the steps of a chunk, and a message.
 
 Each kind of layer runs one chunk and several, forward and backward, on one thread, as a wavefront
-runs them: kernels packed once, sums of gradients handed on. From chunks of two lengths and two
-batches follow the start of a chunk, its time per step, and what is done once for all chunks. The
-first two ranks of a model group exchange messages of two sizes. All ranks then take the greatest of
-their times, so that they choose alike: a job is as fast as its slowest rank.
+runs them: kernels packed once, sums of gradients handed on. Chunks of two lengths and two batches
+tell the start of a chunk, its time per step, and the setup for all chunks. The first two ranks of a
+model group exchange messages of two sizes. All ranks then take the greatest of their times, so that
+they choose alike: a job is as fast as its slowest rank.
 
 With RINGAR_CALIBRATION=off nothing is measured, and `nominal` stands for any machine.
 """
@@ -31,7 +31,7 @@ _BATCHES = (1, 16)
 _NUMBERS = (1 << 8, 1 << 16)
 _REPEATS = 8
 
-#: Of a machine that was not measured: seconds of any chunk and message, and per operation and byte.
+#: For a machine that was not measured: seconds of a chunk or message; operations, bytes per second.
 _START, _FLOPS, _BYTES = 1e-4, 2e10, 2e9
 
 
@@ -100,8 +100,8 @@ def _layer(shape: Shape) -> LayerCost:
         one_chunk = _chunks(shape, batch, _SHORT, 1)
         short_run, long_run = (_chunks(shape, batch, count, _CHUNKS) for count in (_SHORT, _LONG))
         chunk = max((short_run - one_chunk) / (_CHUNKS - 1), short_run / (2 * _CHUNKS))
-        # Where the times are disturbed a difference may be far too small, and chunks or steps would
-        # seem to be free: neither is held to be less than a part of the whole.
+        # A disturbed measurement may make a difference far too small, and chunks or steps would
+        # seem to be free. So each counts as at least a part of the total.
         step = max((long_run - short_run) / (_LONG - _SHORT), long_run / (4 * _LONG)) / _CHUNKS
         steps.append(step)
         starts.append(max(chunk - _SHORT * step, 0.0))

@@ -48,7 +48,7 @@ class LayerCost:
     Attributes:
         start: the seconds of a chunk without its steps, by the batch.
         step: the seconds of a step, by the batch.
-        setup: the seconds of what is done once for all chunks: packing, writing gradients.
+        setup: the seconds of the work done once for all chunks: packing, writing gradients.
     """
 
     start: Line
@@ -171,7 +171,7 @@ def speedup(steps: int, chunk: int, workers: int) -> float:
 
 
 def blocks_of(seconds: Sequence[float], ranks: int) -> tuple[tuple[int, int], ...]:
-    """Return contiguous blocks of layers of which the slowest is fastest; the rest is empty.
+    """Return contiguous blocks of layers whose slowest is as fast as possible; the rest is empty.
 
     Args:
         seconds: the seconds of each layer.

@@ -79,10 +79,9 @@ class Stack:
         with_states: whether the states after the last step are results, too.
         plan: the plan, a wavefront.
         links: None in one process.
-        spreads: whether the gradient of the inputs is wanted whole on all ranks, and that of the
-            states before the first step. Otherwise there is none of the inputs, unless a tape
-            outside of the function asks for it, and that of the states is treated as those of
-            weights are.
+        spreads: whether all ranks need the gradient of the inputs, and that of the states before
+            the first step. If not, the inputs have none, unless a tape outside of the function asks
+            for it, and the gradient of the states is treated like those of weights.
         events: gets the events, in eager code; None to record none.
     """
 

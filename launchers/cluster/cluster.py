@@ -179,7 +179,7 @@ class Broker(Meeting):
         joined.wait()
 
     def _join(self, member: Connection, number: int) -> None:
-        """Copy what an agent and a member say, up to the end of both."""
+        """Copy the messages of an agent and a member, up to the end of both."""
         agent, joined = self._agents.pop(number)
         back = threading.Thread(target=_copy, args=(agent, member), daemon=True)
         back.start()

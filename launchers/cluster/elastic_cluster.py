@@ -100,10 +100,10 @@ class ElasticCluster:
         options: Sequence[str],
         timeout: float | None = None,
     ) -> list[Any]:
-        """Call a function in an elastic job; return the results of those that come to the end.
+        """Call a function in an elastic job; return the results of ranks that come to the end.
 
         Args:
-            function: what each process that joins calls.
+            function: the function that each process calls when it joins.
             args: its positional arguments.
             kwargs: its keyword arguments.
             env: variables to set for the ranks.

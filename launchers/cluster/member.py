@@ -103,7 +103,7 @@ def _addresses(way: Connection) -> str:
 
 def _pass_on(pipe: IO[bytes], way: Connection, kind: bytes, lock: threading.Lock) -> None:
     while data := os.read(pipe.fileno(), 1 << 16):
-        with lock, contextlib.suppress(OSError):  # nobody listens any more: `_feed` ends it
+        with lock, contextlib.suppress(OSError):  # the reader is gone: `_feed` ends it
             way.send_bytes(kind + data)
     pipe.close()
 

@@ -185,7 +185,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def _calibrations(section: str) -> Iterator[Finding]:
-    """Yield what earlier jobs have measured on this machine, by their numbers of ranks."""
+    """Yield the measurements of earlier jobs on this machine, by number of ranks."""
     lines = [
         f"{calibration.describe(kind.ranks, n)} ({kind.path})" for kind, n in calibration.kept()
     ]

@@ -85,7 +85,7 @@ def _run(request: Request) -> int:
         )
     code = (_run_local if choice.launcher == "local" else _run_mpi)(request, choice)
     if request.timeline and not request.dry_run:
-        # Also after a failure: what the ranks did last is then worth the most.
+        # Also after a failure, when the last steps of the ranks matter most.
         _merge_timeline(request.timeline, choice.num_proc)
     return code
 

@@ -12,7 +12,7 @@ from ringar.launchers.start.choose import LAUNCHERS, LINKS
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
-    """Add how many ranks there are, and what each gets."""
+    """Add the number of ranks, and the resources of each."""
     group = parser.add_argument_group("ranks")
     group.add_argument(
         "-np",
@@ -169,7 +169,7 @@ def add_elastic_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is shown and kept."""
+    """Add the options for messages and files."""
     group = parser.add_argument_group("output")
     group.add_argument(
         "--prefix",

@@ -1,4 +1,4 @@
-"""The types of `ringarrun`'s options: each turns a word into a value, or says what it expected."""
+"""The types of `ringarrun`'s options: each turns a word into a value, or raises an error."""
 
 from __future__ import annotations
 

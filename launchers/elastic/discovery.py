@@ -63,7 +63,7 @@ class Discovery:
                 self._start_script(now)
 
     def wait(self, least: int, seconds: float, pause: float = 0.0) -> tuple[hosts.Host, ...]:
-        """Return the first hosts that have slots enough; show what is in the way meanwhile.
+        """Return the first hosts that have slots enough; show the reason for the wait meanwhile.
 
         Args:
             least: so many slots are enough.
@@ -99,7 +99,7 @@ class Discovery:
         return sum(host.slots for host in self.hosts or ())
 
     def _obstacle(self, least: int) -> str:
-        """Return what keeps a job from its start; "" for nothing, or if that is not known yet."""
+        """Return the reason why a job cannot start; "" for none, or if it is not known yet."""
         if not self.can_run or self.trouble or self.hosts is None:
             return self.trouble if self.can_run else ""
         if self._slots() >= least:

@@ -36,7 +36,7 @@ class Fleet(Protocol):
     """Runs the processes in the slots, and passes messages on to them."""
 
     def slots(self, hosts: Sequence[Host] | None) -> Sequence[int]:
-        """Return all slots of `hosts`, in order; None: of those that the job began with."""
+        """Return all slots of `hosts`, in order; None: the hosts that the job began with."""
 
     def host_of(self, slot: int) -> int:
         """Return the number of the host of a slot."""

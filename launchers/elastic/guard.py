@@ -8,7 +8,7 @@ them and the launcher (ringar/job/membership.py). After the line with the job, t
     for its first rank, addresses to reach           ->    a process starts
                                                      <-    its process id, and where it listens,
                                                            or the addresses without an answer
-                                                     <-    said: what a process says
+                                                     <-    said: a message of a process
     tell: a message for the process of a slot        ->    passes it on
     world: who has which rank, addresses, secret     ->    tells the members, with a new segment
     stop: a signal for the process of a slot         ->
@@ -69,7 +69,7 @@ class HostMembers(Joins):
     def _answer(self, slot: int, **fields: object) -> None:
         self.runner.out.line(host_guard.answer({"slot": slot, **fields}))
 
-    # What the launcher says
+    # Messages of the launcher
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "start" in message:
@@ -106,7 +106,7 @@ class HostMembers(Joins):
         os.close(shared)
         os.close(hosts)
 
-    # What the runner asks
+    # Called by the runner
 
     def begin(self, now: float) -> None:
         """Take the lines that came with the job."""
@@ -136,7 +136,7 @@ class HostMembers(Joins):
 
 
 class HostFailurePolicy(GuardFailurePolicy):
-    """What a failure means for the processes of a host; the launcher knows of each."""
+    """Decide on failures of the processes of a host; the launcher knows of each."""
 
     def report(self) -> None:
         """Do nothing."""

@@ -45,7 +45,7 @@ class MemberSockets:
     def tell(self, slot: int, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
         """Send a message, and file descriptors with it, if the process has not closed its end."""
         if slot in self._sockets:
-            # What cannot be told is told by the end of the process, which comes next.
+            # If it cannot be told, the process has ended, which is noticed next.
             with contextlib.suppress(OSError):
                 membership.send(self._sockets[slot], message, files)
 

@@ -44,7 +44,7 @@ class Elastic(Joins):
     def __init__(self, worlds: Worlds) -> None:
         self.worlds = worlds
 
-    # What the runner asks
+    # Called by the runner
 
     def begin(self, now: float) -> None:
         """Start the first processes."""
@@ -71,7 +71,7 @@ class Elastic(Joins):
         """End the script of discovery, if it runs."""
         self.worlds.close()
 
-    # What the worlds ask
+    # Called by the worlds
 
     def end(self, when: float) -> None:
         """End the job then."""
@@ -161,7 +161,7 @@ class Members(Elastic):
 
 
 class MemberFailurePolicy(FailurePolicy):
-    """What a failure means for an elastic job on this host."""
+    """Decide on failures of an elastic job on this host."""
 
     def __init__(self, members: Members) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ _REPEAT = 60.0  # seconds after which a text that still holds is shown again
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers of ranks, and what the user has limited: the options of `ringarrun`."""
+    """The numbers of ranks and the limits of the user: the options of `ringarrun`."""
 
     num_proc: int
     min_np: int
@@ -82,7 +82,7 @@ class Worlds:
             return None
         return failures.first_cause(self.failures, lambda end: end.grace > 0)
 
-    # What the fleet tells
+    # Called by the fleet
 
     def begin(self, now: float, absentees: Collection[int] = ()) -> None:
         """Start the first processes.
@@ -97,7 +97,7 @@ class Worlds:
             self._start(slot)
 
     def on_message(self, slot: int, message: Mapping[str, Any]) -> None:
-        """Take what a process says of itself."""
+        """Take a message of a process."""
         member = self.roster.living.get(slot)
         if member is None:
             return
@@ -177,7 +177,7 @@ class Worlds:
                 self._cut_hosts.add((host, self._fleet.host_of(other.slot)))
 
     def _stop_start(self) -> None:
-        """Tell those that still wait in `ringar.init` that a rank of the world does not come."""
+        """Tell members that still wait in `ringar.init` that a rank of the world does not come."""
         for other in self.roster.at(Stage.MEETING):
             self._fleet.tell(other.slot, {"kind": "lost"})
 
@@ -300,7 +300,7 @@ class Worlds:
         self._fleet.say(f"world {self.roster.generation}: {len(world)} ranks, in slots {slots}")
 
     def _by_host(self, world: Sequence[Member]) -> list[Member]:
-        """Return the members with those of a host side by side, that of the first one first."""
+        """Return the members grouped by host, the host of the first member first."""
         order: dict[int, int] = {}
         for member in world:
             order.setdefault(self._fleet.host_of(member.slot), len(order))
@@ -328,7 +328,7 @@ class Worlds:
         return self._fleet.slots(hosts), most
 
     def _target_slots(self, now: float) -> Sequence[int]:
-        """Return the slots that are to have a process: first those that have one."""
+        """Return the slots that should have a process: first the slots that have one."""
         slots, most = self._slots_now()
         living = [slot for slot in slots if slot in self.roster.living]
         free = [s for s in slots if s not in self.roster.living and now >= self._slots.free_at(s)]

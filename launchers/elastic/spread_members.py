@@ -82,7 +82,7 @@ class SpreadMembers(Elastic):
     # The fleet
 
     def slots(self, hosts: Sequence[Host] | None) -> Sequence[int]:
-        """Return the slots of `hosts`; those of new ones are added."""
+        """Return the slots of `hosts`; slots of new hosts are added."""
         slots = []
         for host in self._start.hosts if hosts is None else hosts:
             number = self._number_of(host)
@@ -231,7 +231,7 @@ class SpreadMembers(Elastic):
 
 
 class WorldFailurePolicy(FailurePolicy):
-    """What a failure means for an elastic job on its hosts."""
+    """Decide on failures of an elastic job on its hosts."""
 
     def __init__(self, worlds: Worlds, kill_grace: float | None) -> None:
         super().__init__()

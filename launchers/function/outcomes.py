@@ -19,7 +19,7 @@ _CAUSE = re.compile(r"rank (\d+) of \d+ ")
 def message(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, object] | None
 ) -> bytes:
-    """Return what a rank needs to call a function.
+    """Return the message by which a rank calls a function.
 
     Raises:
         TypeError: it cannot be called, or something cannot be pickled.
@@ -66,11 +66,11 @@ def of_elastic_job(arrived: Mapping[int, Outcome], launcher: Launcher) -> list[A
 
     Raises:
         RankError: the job could not go on.
-        Exception: the error of a rank, of those with which all ranks have ended.
+        Exception: the error of one rank, if all ranks have ended with errors.
     """
     if launcher.code == 0:
         done = [outcome for outcome in arrived.values() if not outcome.trace]
-        # Ranks that ended in a world before the last one stand behind those with their number.
+        # Ranks of an earlier world come behind ranks of the last one with the same number.
         done.sort(key=lambda outcome: (outcome.place[1], -outcome.place[0]))
         return [_unpickled(outcome.place[1], outcome) for outcome in done]
     why = launcher.last or f"the elastic job has ended with exit code {launcher.code}"

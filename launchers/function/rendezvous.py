@@ -69,7 +69,7 @@ class Meeting(abc.ABC):
 
     @property
     def variable(self) -> str:
-        """What `meet` expects: the key, the port, the addresses, and who has logged in here."""
+        """The argument of `meet`: the key, the port, the addresses, and the login on this host."""
         port = self._socket.getsockname()[1]
         login = ",".join(os.environ.get(BY_SSH, "").split()) or "-"
         return f"{self._key.hex()} {port} {','.join(self._addresses)} {login}"

@@ -134,7 +134,7 @@ def _arguments(
 def call_elastic(
     arguments: Sequence[str], message: bytes, env: Mapping[str, str], timeout: float | None
 ) -> list[Any]:
-    """Call a function in an elastic job; return the results of those that have come to the end.
+    """Call a function in an elastic job; return the results of ranks that have come to the end.
 
     Args:
         arguments: the command line of `ringarrun`.
@@ -175,7 +175,7 @@ def _option_words(options: Mapping[str, object]) -> list[str]:
 
 
 def parsed(arguments: Sequence[str]) -> tuple[Request, Choice]:
-    """Return what the launcher will read in its arguments, and its choice of hosts and ranks.
+    """Return the request in the launcher's arguments, and its choice of hosts and ranks.
 
     Raises:
         ValueError: the launcher would refuse `arguments`.

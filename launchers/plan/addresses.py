@@ -17,7 +17,7 @@ _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
 
 
 def of_interfaces() -> dict[str, list[str]]:
-    """Return the addresses of each network interface: that of IPv4 first, then those of IPv6."""
+    """Return the addresses of each network interface: first IPv4, then IPv6."""
     interfaces: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for name, addresses in interfaces.items():
@@ -71,7 +71,7 @@ def _is_here(address: str) -> bool:
 
 
 def not_loopback(addresses: Sequence[str]) -> list[str]:
-    """Return those of `addresses` at which other hosts could reach this one."""
+    """Return the `addresses` at which other hosts could reach this one."""
     return [text for text in addresses if text and not ipaddress.ip_address(text).is_loopback]
 
 

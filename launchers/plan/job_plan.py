@@ -47,7 +47,7 @@ RESERVED = frozenset(
 )
 
 PREFIX_VARIABLE = "RINGAR_PLACE_PREFIX"
-"""What further variables begin with that tell ranks their place: `HOROVOD_`, for example."""
+"""Names a prefix, such as `HOROVOD_`, of further variables that tell ranks their place."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def check_num_proc(num_proc: int, limit: int = MAX_LOCAL_RANKS) -> None:
 
 
 def program(request: Request, environ: Mapping[str, str]) -> Program:
-    """Find out what the ranks run.
+    """Find the program of the ranks.
 
     Args:
         request: the user's request.

@@ -1,4 +1,4 @@
-"""Find out what every rank runs: a Python script, a Python module, or any other program.
+"""Find the program of every rank: a Python script, a Python module, or any other program.
 
 `ringarrun train.py` and `ringarrun -m package.train` run with the Python of `ringarrun` itself, as
 with torchrun: ranks have the packages of the environment that `ringarrun` is installed in.
@@ -34,7 +34,7 @@ class Program:
 def resolve(
     words: Sequence[str], module: bool, path: str | None, python_path: str | None = None
 ) -> Program:
-    """Find out what the words behind the options of `ringarrun` run.
+    """Find the program that the words behind the options of `ringarrun` name.
 
     Args:
         words: a script, a module or a program, and its arguments.

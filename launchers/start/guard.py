@@ -131,7 +131,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def run(make: Callable[[], Runner | None]) -> int:
-    """Make a job and run it to its end; say what is wrong where it cannot be made.
+    """Make a job and run it to its end; print the error if it cannot be made.
 
     Returns:
         The exit code.

@@ -52,7 +52,7 @@ BY_SLURM = "slurm"
 """In place of the number: SLURM tells it."""
 
 ANSWER = b"RINGAR-HOST "
-"""What the line with the addresses of a host begins with."""
+"""The beginning of the line with the addresses of a host."""
 
 _BACKLOG = 4096
 
@@ -66,7 +66,7 @@ class Control:
         self._unread = b""
 
     def next(self) -> dict[str, Any] | None:
-        """Wait for the next line and return what it says; None at the end."""
+        """Wait for the next line and return its message; None at the end."""
         while b"\n" not in self._unread:
             data = os.read(self.fd, 1 << 16)
             if not data:

@@ -167,7 +167,7 @@ def _agent(
 def _signals(
     launcher: str, mpirun: Mpi | None, kill_grace: float | None
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the signal that asks guards to stop, and those for ranks, by what mpirun passes on."""
+    """Return the signal that asks guards to stop, and those for ranks that mpirun passes on."""
     is_hydra = mpirun is not None and mpirun.family != mpi.OPEN_MPI
     if launcher == "ssh":
         return signals.ASK, (*signals.USER, *signals.JOB_CONTROL)

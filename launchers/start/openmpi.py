@@ -22,7 +22,7 @@ from ringar.launchers.start.command import Command, Start
 
 #: Seconds that mpirun leaves the guards between SIGTERM and SIGKILL: they leave the ranks 3.
 _SIGKILL_TIMEOUT = 6
-#: The seconds of silence after which a host is probed, those between probes, and their number.
+#: Seconds of silence before a host is probed, seconds between probes, and their number.
 _KEEPALIVE = {"time": 10, "intvl": 5, "probes": 3}
 
 

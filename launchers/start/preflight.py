@@ -97,7 +97,7 @@ def examine(job: HostsPlan) -> tuple[HostsPlan, dict[str, str]]:
     """
     names = [host.name for host in job.start.hosts]
     if not names:
-        return job, {}  # srun will ask for hosts itself, and nobody knows them yet
+        return job, {}  # srun will ask for hosts itself, which are not known yet
     replies = _ask_all(job, names) if job.start.agent is not None else _ask_slurm(job, names)
     by_name = {name: _fault(job, name, replies[name]) for name in names}
     faults = {name: fault for name, fault in by_name.items() if fault}

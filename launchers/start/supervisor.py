@@ -1,6 +1,6 @@
 """Run a planned job of mpirun or srun: start the one command, pass its output on, end it.
 
-mpirun and srun watch the ranks. What is added here:
+mpirun and srun watch the ranks. The supervisor adds:
 
 - Signals. The first one becomes SIGTERM (for srun, too), which mpirun and srun pass on to the
   guards. The second one becomes SIGKILL, and so do `graces.COMMAND_KILL` seconds.
@@ -64,7 +64,7 @@ class Failure:
 
 
 class ReportFailurePolicy(FailurePolicy):
-    """What a failure means for a job of mpirun or srun, by the reports of its guards."""
+    """Decide on failures of a job of mpirun or srun, by the reports of its guards."""
 
     def __init__(self, job: HostsPlan) -> None:
         super().__init__()

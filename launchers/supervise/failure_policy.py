@@ -1,4 +1,4 @@
-"""What a failure means: whether the others go on, how long they have, whom the report names."""
+"""Failure policies: whether the others go on, how long they have, which rank the report names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Stop:
-    """The end of a job, and why it comes.
+    """The end of a job, and its cause.
 
     Attributes:
         signal: the first signal that told the launcher to stop; 0: none.
@@ -51,7 +51,7 @@ class Stop:
 
 
 class FailurePolicy:
-    """What a failure means for ranks on this host, below no guard; others are derived from it.
+    """Decide on failures of ranks on this host, below no guard; the base class of other policies.
 
     Attributes:
         failures: the ranks that failed before they were told to stop, in the order of their death.
@@ -118,7 +118,7 @@ class FailurePolicy:
 
     def report(self) -> None:
         """Tell the user why the job has ended, unless all ranks have ended well."""
-        for stream in self.runner.streams():  # what was read last
+        for stream in self.runner.streams():  # a fault of the last read
             self.runner.warn_of_copy(stream)
         if self.failures and not self.goes_on():
             text, tail = failures.report(self.last_ranks(), self.failures)

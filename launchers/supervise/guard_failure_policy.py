@@ -1,4 +1,4 @@
-"""What a failure means for ranks below a guard, which reports to the launcher how they end.
+"""The failure policy of ranks below a guard, which reports to the launcher how they end.
 
 mpirun and srun kill all ranks within milliseconds after one has ended with an error. So the guard
 of a failed rank reports the failure, waits `--grace` seconds, and only then ends with the rank's
@@ -27,7 +27,7 @@ _TICK = 0.01  # seconds between two checks that it has read all output
 
 
 class GuardFailurePolicy(FailurePolicy):
-    """What a failure means for the ranks of a guard.
+    """Decide on failures of the ranks of a guard.
 
     Args:
         grace: seconds for the other ranks of the job after a failure.
@@ -59,7 +59,7 @@ class GuardFailurePolicy(FailurePolicy):
         self._report_failure(rank)
 
     def grace_after(self, rank: Rank) -> float:
-        """Return the seconds in which ranks say what they have lost, as on other hosts."""
+        """Return the seconds in which ranks report their own errors, as on other hosts."""
         return self._grace_for_others(rank) if self._of_host else super().grace_after(rank)
 
     def note_obedience(self, code: int, now: float) -> None:
@@ -107,7 +107,7 @@ class GuardFailurePolicy(FailurePolicy):
     def _say_to_launcher(self, rank: RankPlan, ending: str) -> None:
         """Report an end in the form of `reports`, in one piece.
 
-        mpirun reads some kilobytes at a time, and what it reads next may be of another rank. So the
+        mpirun reads some kilobytes at a time, and may read from another rank next. So the
         report waits until all that comes before it has been read, if that does not take long.
         """
         self.runner.flush()

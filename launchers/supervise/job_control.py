@@ -1,7 +1,7 @@
 """Stop the processes of a job with the launcher (Ctrl-Z), and let them go on with it (`fg`).
 
 Ranks are in sessions of their own, where the terminal does not reach them, and where the kernel
-ignores a SIGTSTP that nobody handles. So they get SIGSTOP. Time stands still for the launcher
+ignores a SIGTSTP without a handler. So they get SIGSTOP. Time stands still for the launcher
 meanwhile (clock.py), and for the deadlines of ranks (tf_ops/engine/wait.h).
 """
 

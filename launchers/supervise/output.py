@@ -128,12 +128,12 @@ class Stream:
     Args:
         fd: the reading end of the pipe; closed by this object.
         screen: where the output is shown.
-        prefix: what each line begins with.
+        prefix: the beginning of each line.
         live: whether unfinished lines are shown (rank 0).
         raw: pass everything on as it comes, unchanged (a job of one rank without prefix).
         copy: a file that also gets all of it, unchanged.
         takes: called with each complete line; a line for which it returns True is not shown.
-        keeps: how lines begin that are never cut.
+        keeps: the beginning of lines that are never cut.
     """
 
     def __init__(

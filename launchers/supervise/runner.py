@@ -4,12 +4,12 @@ One thread runs one loop. The loop never blocks on the reader of the output: a s
 not keep the launcher from noticing that a rank has died.
 
 A runner is made of parts. A *starter* (`fork.py`, `spread.py`, `supervisor.py`) begins processes
-and takes signals to them; a *failure policy* (`failure_policy.py`) says what a failure means;
+and takes signals to them; a *failure policy* (`failure_policy.py`) decides on failures;
 *joins* (`members.py`) let ranks change.
 
 Four events end a job, all in the same way: the launcher sends SIGTERM to the processes that still
 run, and SIGKILL `graces.KILL` seconds later, until no process of the job is left. After a signal
-`--kill-grace` may leave the ranks another time, in which they save what they have.
+`--kill-grace` may leave the ranks another time, in which they save their state.
 
 - All ranks have exited. Their background processes get `graces.LEFTOVER` seconds to follow.
 - More ranks have failed than may (`--max-failures`).
@@ -48,7 +48,7 @@ class Runner:
     Args:
         job: the job.
         start: how its processes begin.
-        failure_policy: what a failure means.
+        failure_policy: decides on failures.
         joins: lets ranks change; None: they stay.
         asked_by: the signal by which the launcher above asks to stop. None: this is the launcher,
             and stops with the ranks on Ctrl-Z.

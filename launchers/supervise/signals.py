@@ -15,7 +15,7 @@ USER = (signal.SIGUSR1, signal.SIGUSR2)
 """The signals that are passed on to ranks with a handler for them."""
 
 JOB_CONTROL = (signal.SIGTSTP, signal.SIGCONT)
-"""Those of Ctrl-Z, and of `fg` after it."""
+"""The signals of Ctrl-Z, and of `fg` after it."""
 
 ASK = signal.SIGALRM
 """Asks guards to stop their ranks, which then have the time of `--kill-grace`.

@@ -129,7 +129,7 @@ def Codistillation(  # a name of the family, for a function that returns an obje
 
 @dataclass(frozen=True)
 class _Settings:
-    """Hold what a codistilled model knows besides its layers.
+    """Hold the settings of a codistilled model.
 
     Attributes:
         process_set: the ranks of the group.

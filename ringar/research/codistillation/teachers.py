@@ -77,7 +77,7 @@ class Teachers:
     # Predictions
 
     def predictions(self, x: Any, like: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-        """Return the predictions of each teacher; those of the model while there is none.
+        """Return the predictions of each teacher; the model's own while there is none.
 
         Args:
             x: the inputs of the model.

@@ -89,7 +89,7 @@ class Agreement:
         """Raise on every rank if one has failed, or if ranks have other arrays. Collective.
 
         Args:
-            where: what the ranks did, for the error.
+            where: the step of the ranks, for the error.
             arrays: must be equal on all ranks.
             remedy: advice for ranks with different arrays.
 

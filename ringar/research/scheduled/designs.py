@@ -42,7 +42,7 @@ class Design(abc.ABC):
         residual: its part of the residual, and `target` of y.
         rows: the number of rows of all ranks.
         squares: the squared lengths of all columns, (d,); `lengths` their roots, or 1.
-        means: what was subtracted from all columns, (d,), and `target_mean` from y.
+        means: the means subtracted from all columns, (d,), and `target_mean` from y.
         constant: marks columns that are zero once they are centered.
         owners: the rank that computes the step of each variable; None: all do.
     """
@@ -94,11 +94,11 @@ class Design(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def describe(x: np.ndarray, y: np.ndarray) -> dict[str, object]:
-        """Return what must be equal on all ranks."""
+        """Return the properties that must be equal on all ranks."""
 
     @abc.abstractmethod
     def survey(self, candidates: np.ndarray) -> np.ndarray:
-        """Return this rank's part of what `correlations` needs."""
+        """Return this rank's part of the data for `correlations`."""
 
     @abc.abstractmethod
     def correlations(self, candidates: np.ndarray, surveyed: np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ class Rows(Design):
 
     @staticmethod
     def describe(x: np.ndarray, y: np.ndarray) -> dict[str, object]:
-        """Return what must be equal on all ranks: the number of columns."""
+        """Return the property that must be equal on all ranks: the number of columns."""
         return {"number of columns of `x`": x.shape[1]}
 
     def survey(self, candidates: np.ndarray) -> np.ndarray:
@@ -196,7 +196,7 @@ class Columns(Design):
 
     @staticmethod
     def describe(x: np.ndarray, y: np.ndarray) -> dict[str, object]:
-        """Return what must be equal on all ranks: `y`."""
+        """Return the properties that must be equal on all ranks: those of `y`."""
         return {"number of rows of `x`": x.shape[0], "digest of `y`": digest([y])}
 
     def survey(self, candidates: np.ndarray) -> np.ndarray:

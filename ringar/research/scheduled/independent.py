@@ -40,7 +40,7 @@ class Independent:
         self._conflicts = np.abs(correlations) > rho + ROUNDING
         self._blocked = np.zeros(size, bool)
         self._selection: list[int] = []
-        # The inverse of the Cholesky factor of 2 I - G of those taken.
+        # The inverse of the Cholesky factor of 2 I - G of the selection.
         self._inverse = np.zeros((size, size))
 
     def take(self, candidate: int) -> bool:

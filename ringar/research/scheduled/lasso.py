@@ -100,7 +100,7 @@ class LassoProblem(Problem):
         return 0.0 if primal == 0 else (primal - dual) / primal
 
     def describe(self) -> dict[str, object]:
-        """Return what must be equal on all ranks."""
+        """Return the settings that must be equal on all ranks."""
         return {
             **super().describe(), "`alpha`": self.alpha, "`scheduler`": self.scheduler.describe(),
         }  # fmt: skip

@@ -37,7 +37,7 @@ class History:
     Attributes:
         rounds: after how many rounds the objective was evaluated, first 0.
         objectives: its values.
-        gap: what `Problem.gap` has returned last; infinite without a tolerance.
+        gap: the last result of `Problem.gap`; infinite without a tolerance.
         converged: whether the gap came below the tolerance.
     """
 
@@ -79,14 +79,14 @@ def run(
             gap, is not the same number on all ranks.
         FloatingPointError: on every rank, if the objective is no longer finite.
         RankError: a method of the problem or a callback has failed on another rank.
-        MismatchError: on every rank, if what they push or survey has different shapes or dtypes.
+        MismatchError: on every rank, if their pushes or surveys differ in shape or dtype.
         NotInitializedError: before `ringar.init()`.
     """
     return _Run(problem, rounds, tolerance, every, callbacks).run()
 
 
 class _Run:
-    """Hold what a run needs."""
+    """Hold the state of a run."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class _Run:
 
 
 def _as_array(method: str, result: object) -> np.ndarray:
-    """Return what a method of the problem has returned, which must be an array."""
+    """Return the result of a method of the problem, which must be an array."""
     if not isinstance(result, (np.ndarray, np.generic)):
         raise ValueError(f"`{method}` must return a NumPy array. Received: {type(result).__name__}")
     return np.asarray(result)

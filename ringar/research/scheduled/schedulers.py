@@ -118,7 +118,7 @@ class Scheduler(abc.ABC):
         self._begin(ranks, owners)
 
     def _begin(self, ranks: int, owners: np.ndarray | None) -> None:  # noqa: B027
-        """Prepare what a strategy needs for a run."""
+        """Prepare a strategy for a run."""
 
     @abc.abstractmethod
     def propose(self) -> np.ndarray:
@@ -133,7 +133,7 @@ class Scheduler(abc.ABC):
         """Choose from candidates, and share them out to the ranks.
 
         Args:
-            candidates: what `propose` has returned.
+            candidates: the result of `propose`.
             correlations: between them, (candidates, candidates); None without `rho`.
             steps: how far each would have moved when it was proposed, (candidates,), in the unit of
                 `report`; None: not known.
@@ -167,7 +167,7 @@ class Scheduler(abc.ABC):
         """Learn by how much variables have changed.
 
         Args:
-            variables: those picked in the last round, (n,).
+            variables: the variables picked in the last round, (n,).
             changes: their absolute changes, (n,), in a unit that is the same for all.
         """
         return  # most learn nothing
@@ -240,7 +240,7 @@ class Dynamic(Scheduler):
         self._seen_in = self._random.permutation(count) - count
 
     def propose(self) -> np.ndarray:
-        """Return candidates: those that are due, others by waiting time and last step."""
+        """Return candidates: variables that are due, then others by waiting time and last step."""
         is_under_way = self._is_under_way[self._usable]
         idle, under_way = self._usable[~is_under_way], self._usable[is_under_way]
         waiting = self._waiting(idle)
@@ -254,7 +254,7 @@ class Dynamic(Scheduler):
         rest = self._draw(under_way, len(under_way))
         rest = np.concatenate([rest, under_way[~np.isin(under_way, rest)]])
         rest = rest[: self.candidates - len(waiting) - len(draws)]
-        # Few may be drawn, where few have moved: those that wait get their share, and no more.
+        # Few may be drawn, where few have moved: waiting variables get their share, and no more.
         mixed = _interleave(waiting[urgent:], draws, self.explore)
         return np.concatenate([waiting[:urgent], mixed, rest])
 
@@ -267,7 +267,7 @@ class Dynamic(Scheduler):
         """Choose from candidates, the longest steps first; see `Scheduler.pick`."""
         if steps is None:
             return super().pick(candidates, correlations)
-        # The steps of those that have moved since are done. They come last.
+        # Variables that have moved since have done their steps. They come last.
         has_moved = self._is_under_way[candidates]
         self._squares[candidates[~has_moved]] = np.square(steps[~has_moved])
         self._seen_in[candidates] = self._round + 1
@@ -288,7 +288,7 @@ class Dynamic(Scheduler):
         return math.ceil(self.explore * self.candidates)
 
     def _waiting(self, variables: np.ndarray) -> np.ndarray:
-        """Return those that have waited longest, as many as there may be candidates."""
+        """Return the variables that have waited longest, enough for all candidates."""
         seen_in = self._seen_in[variables]
         count = min(self.candidates * 2, len(variables))
         if count < len(variables):
@@ -297,7 +297,7 @@ class Dynamic(Scheduler):
         return variables[np.argsort(seen_in, kind="stable")]
 
     def _draw(self, variables: np.ndarray, count: int) -> np.ndarray:
-        """Draw without replacement: those with the least times, exponential with these rates."""
+        """Draw without replacement: the least of exponential times with the squares as rates."""
         squares = self._squares[variables]
         variables, squares = variables[squares > 0], squares[squares > 0]
         count = min(max(count, 0), len(variables))

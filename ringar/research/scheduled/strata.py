@@ -62,7 +62,7 @@ class Factorization(Problem):
     """Factorize a matrix: its variables are its rows, then its columns.
 
     Args:
-        ratings: those that this rank has read, any share of all.
+        ratings: the ratings that this rank has read, any share of all.
         settings: the arguments of `MatrixFactorization`.
         process_set: the ranks.
     """
@@ -147,7 +147,7 @@ class Factorization(Problem):
         return self._gather(self._columns_of_round(self.round), self.column_factors)
 
     def describe(self) -> dict[str, object]:
-        """Return what must be equal on all ranks."""
+        """Return the settings that must be equal on all ranks."""
         return {**super().describe(), "settings": self.settings}
 
     def _columns_of_round(self, number: int) -> list[np.ndarray]:

@@ -157,7 +157,7 @@ def _biases(arguments: Arguments, layers: Sequence[csr_array]) -> list[np.ndarra
 
 
 def _description(arguments: Arguments, net: CheckedNet) -> dict[str, object]:
-    """Return what must be the same on all ranks."""
+    """Return the properties that must be the same on all ranks."""
     partition = arguments.partition
     if isinstance(partition, Partition):
         placement = f"owners with the digest {digest(partition.owners):08x}"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hypergraph:
-    """Hold what a partitioner gets: vertex p, for each part p, is fixed to it; then the neurons.
+    """Hold the input of a partitioner: for each part p, vertex p, fixed to it; then the neurons.
 
     Attributes:
         parts: the number of parts.

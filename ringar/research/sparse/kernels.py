@@ -66,7 +66,7 @@ class Product:
             values: the weights, row by row, [entries].
             bias: of the neurons, [rows], or None.
             own_states: the states of the inputs that this rank has, [own inputs, examples].
-            ghosts: the states of those that it has received, [ghosts, examples].
+            ghosts: the states of inputs that it has received, [ghosts, examples].
         """
 
         @tf.custom_gradient

@@ -176,7 +176,7 @@ class SparseNet(keras.Model):
             dtype=self.compute_dtype,
         )
 
-    # What Keras calls ---------------------------------------------------------------------------
+    # Called by Keras ----------------------------------------------------------------------------
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train as any Keras model. Arrays are shuffled alike on all ranks; seed your datasets."""

@@ -1,4 +1,4 @@
-"""What one rank holds of a sparse layer: the rows of its neurons, and its ghosts.
+"""A rank's part of a sparse layer: the rows of its neurons, and its ghosts.
 
 A rank of part p holds the rows of the weights that belong to its neurons. They read neurons of the
 layer before, of which some are its own and the others ghosts: neurons of other ranks, whose states

@@ -34,7 +34,7 @@ from ringar.parallel.pipeline.synthesizers import (
 
 @dataclasses.dataclass(frozen=True)
 class _SynthesizerSettings:
-    """Hold the user's synthesizer where Keras does not take it for a part of the model."""
+    """Hide the user's synthesizer from Keras, which would take it for a part of the model."""
 
     synthesizer: str | keras.Model | Builder | None
     optimizer: str | keras.optimizers.Optimizer
@@ -128,7 +128,7 @@ class SyntheticBPTT(keras.Model):
         for variable in self._carried:
             variable.assign(tf.zeros(variable.shape))
 
-    # What Keras calls ---------------------------------------------------------------------------
+    # Called by Keras ----------------------------------------------------------------------------
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Build the layers, for inputs `[batch, time, features]`."""

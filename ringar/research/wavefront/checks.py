@@ -130,10 +130,10 @@ def _fits(shape: tf.TensorShape, expected: tuple[int | None, ...]) -> bool:
 
 
 def check_ranks(description: dict[str, object], shape: tuple[int | None, ...], grid: Grid) -> None:
-    """Compare what the ranks have built. Collective over all ranks.
+    """Compare the stacks of the ranks. Collective over all ranks.
 
     Args:
-        description: what is the same on all ranks.
+        description: the properties that are the same on all ranks.
         shape: the shape of the inputs, which is the same on the ranks of a model group.
         grid: the grid.
 

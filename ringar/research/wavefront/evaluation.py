@@ -11,8 +11,8 @@ computes its block of layers, one chunk of steps after the other:
 
 On the same rank, chunk c waits until chunk c - `ahead` has left the block. Otherwise a rank with
 one thread might take all chunks through its first layer before its second, and keep the next rank
-waiting. In a `tf.function` nothing else orders the cells: what has its inputs runs, so that in one
-process the inter-op pool runs the diagonal.
+waiting. In a `tf.function` nothing else orders the cells: a cell runs when it has its inputs, so
+that in one process the inter-op pool runs the diagonal.
 
 The kernels of a layer are packed once for all chunks, and the gradients of its weights go from
 chunk to chunk as sums that each adds to, in place.
@@ -82,7 +82,7 @@ class _Evaluation:
         self._known_with_inputs, self._with_inputs = with_inputs, with_inputs
         self._graph = _graph()
         self._batch = tf.shape(stack.layers[0].inputs)[0]
-        # By layer, of each chunk: the call, and what `recurrent.forward` has returned.
+        # By layer, of each chunk: the call, and the result of `recurrent.forward`.
         self._calls: dict[int, list[recurrent.Sequence]] = {layer: [] for layer in stack.block}
         self._saved: dict[int, list[list[tf.Tensor]]] = {layer: [] for layer in stack.block}
         self._packed: dict[int, tf.Tensor] = {}
@@ -114,7 +114,7 @@ class _Evaluation:
             width = stack.layers[top].initial.shape[1]
             vector = tf.pad(d_outputs, [[0, 0], [0, width - stack.units(top)]])
             carried[top] = vector if carried[top] is None else carried[top] + vector
-        # What a tape outside of a function watches is unknown where the function is traced. Such a
+        # A function does not know, when it is traced, what a tape outside of it watches. Such a
         # tape differentiates the function in another graph, on all ranks.
         self._with_inputs = self._known_with_inputs or _graph() is not self._graph
         self._packed = self._pack(back=True)
@@ -267,7 +267,7 @@ class _Evaluation:
     def _shared(
         self, gradient: tf.Tensor | None, like: tf.Tensor, owner: int, is_whole: bool
     ) -> tf.Tensor:
-        """Return the gradient of what came before the stack; `is_whole`: the same on all ranks."""
+        """Return the gradient of inputs or first states; `is_whole`: the same on all ranks."""
         if gradient is not None and not is_whole:
             gradient = self._for_average(gradient)
         shared = tf.zeros_like(like) if gradient is None else gradient

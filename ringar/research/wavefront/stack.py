@@ -16,7 +16,7 @@ from ringar.sharding.grid import Grid
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Hold what a rank did, and when.
+    """Record an action of a rank, and its time.
 
     Attributes:
         what: "forward" or "backward", a cell; "wait", for the chunk of another rank.
@@ -35,7 +35,7 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """Hold what joins the ranks of a model group.
+    """Hold the connection between the ranks of a model group.
 
     Attributes:
         grid: the grid.

@@ -56,8 +56,8 @@ def _calibration(request: Request) -> Request:
     """Return the request for a job that calibrates this machine."""
     if request.command:
         raise UsageError(
-            f"--calibrate: expected no program to run, received {request.command[0]!r}; the next "
-            "job uses what was found"
+            f"--calibrate: expected no program to run, received {request.command[0]!r}; start it "
+            "in the next job, which uses the result"
         )
     return replace(
         request,

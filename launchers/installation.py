@@ -18,12 +18,12 @@ def ringar_version() -> str:
 
 
 def ringar_source() -> str:
-    """Return what `pip install` takes for this ringar, which is on no package index."""
-    # A checkout may have what builds have left beside what pip has installed.
+    """Return the argument of `pip install` for this ringar, which is on no package index."""
+    # A checkout may hold metadata of builds beside that of the installation.
     copies = importlib.metadata.distributions(name="ringar")
     urls = (copy.read_text("direct_url.json") for copy in copies)
-    told = next(filter(None, urls), "{}")
-    source = json.loads(told)
+    record = next(filter(None, urls), "{}")
+    source = json.loads(record)
     url = urlsplit(source.get("url", ""))
     if not url.path:
         return f"ringar-{ringar_version()}-….whl (make wheel, in a checkout)"

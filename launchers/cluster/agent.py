@@ -1,9 +1,9 @@
 """The launcher's agent in a cluster, in the place of ssh: `agent.py ADDRESS HOST COMMAND`.
 
-ADDRESS is a file with the address of the broker (`cluster.py`). What a member of the host runs gets
-the input of this process, in messages of which an empty one is its end. Its output comes back, each
-message after a letter for its kind, and in the end its exit code. As with ssh, 255 tells that the
-way itself has ended.
+ADDRESS is a file with the address of the broker (`cluster.py`). A member of the host runs the
+command. It receives the input of this process in messages; an empty message ends the input. It
+sends the output, each message with a letter for its kind in front, and at last the exit code. As
+with ssh, 255 means that the way itself has ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from ringar.launchers.function.rendezvous import meet
 
 OUT, ERR, EXIT = b"o", b"e", b"x"
-"""The kinds of what a command says."""
+"""The kinds of messages from a command."""
 
 _LOST = 255
 
@@ -46,8 +46,8 @@ def _feed(way: Connection) -> None:
 
 def _show(way: Connection) -> int:
     while True:
-        said = way.recv_bytes()
-        kind, data = said[:1], memoryview(said)[1:]
+        message = way.recv_bytes()
+        kind, data = message[:1], memoryview(message)[1:]
         if kind == EXIT:
             return int(bytes(data))
         while data:

@@ -5,11 +5,11 @@
         | agent.py, in the place of ssh          v
       ringarrun ----------------------------------->  host_guard.py -> ranks (worker.py)
 
-The manager starts a member for each rank, which holds the CPUs and GPUs of that rank, and connects
-to the broker. The members of a host make one host of the job. The launcher reaches it by a program
-in the place of ssh: that connects to the broker, too, which lets the first member of the host run
-the command, and copies what both say. So ranks are started, watched and ended as in every job over
-several hosts.
+The manager starts a member for each rank. A member holds the rank's CPUs and GPUs, and connects to
+the broker. The members of a host make one host of the job. The launcher reaches it through
+`agent.py` in the place of ssh. The agent connects to the broker, too, which lets the first member
+of the host run the command, and copies the messages of both. So ranks are started, watched and
+ended as in every job over several hosts.
 
 Messages are authenticated by a key, and not encrypted, like those of the managers themselves.
 """
@@ -29,7 +29,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 
 from ringar.errors import DeadlineError
 from ringar.launchers.function.pool import Pool
@@ -78,7 +77,7 @@ class Broker(Meeting):
         super().__init__([], local=False)
         self._addresses.append(addresses.loopback())
         self._come_and_go, self._is_closed = come_and_go, False
-        self._changed = threading.Condition()
+        self._change = threading.Condition()
         self._changed_at = 0.0
         self._members: dict[int, Member] = {}
         self._numbers = itertools.count()
@@ -86,9 +85,9 @@ class Broker(Meeting):
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
-        with self._changed:
+        with self._change:
             self._is_closed = True  # no others are taken
-            self._changed.notify_all()
+            self._change.notify_all()
             members = list(self._members.values())
         for member in members:
             with contextlib.suppress(OSError):  # ends the member's `recv`
@@ -107,7 +106,7 @@ class Broker(Meeting):
             DeadlineError: members are missing after that time.
         """
         end = time.monotonic() + seconds
-        with self._changed:
+        with self._change:
             while not self._are_enough(least, most):
                 if time.monotonic() >= end:
                     raise DeadlineError(
@@ -115,7 +114,7 @@ class Broker(Meeting):
                         f"received {len(self._members)}; see what else runs there, and whether "
                         f"they can connect to this host ({', '.join(self._addresses)})"
                     )
-                self._changed.wait(_TICK)
+                self._change.wait(_TICK)
                 check()
 
     def _are_enough(self, least: int, most: int) -> bool:
@@ -124,62 +123,63 @@ class Broker(Meeting):
 
     def hosts(self) -> tuple[Host, ...]:
         """Return the hosts of the members, in the order of the first member of each."""
-        with self._changed:
+        with self._change:
             names = [member.host_name for _, member in sorted(self._members.items())]
         return tuple(Host(name, names.count(name)) for name in dict.fromkeys(names))
 
     def await_change(self, hosts: Sequence[Host]) -> bool:
         """Wait until the hosts are no longer these; return False at the end of the broker."""
-        with self._changed:
+        with self._change:
             while not self._is_closed and self.hosts() == tuple(hosts):
-                self._changed.wait()
+                self._change.wait()
             return not self._is_closed
 
     def serve(self, connection: Connection) -> None:
-        """Serve a member, an agent, or what a member runs for it."""
-        said = json.loads(connection.recv_bytes())
-        if "member" in said:
-            host = said["host"] or _peer(connection)
-            gpus, is_alone = said["gpus"], self._come_and_go
-            self._serve_member(Member(said["member"], host, gpus, connection, is_alone))
-        elif "agent" in said:
-            self._serve_agent(connection, said["agent"], said["command"])
+        """Serve a member, an agent, or the command that a member runs for an agent."""
+        hello = json.loads(connection.recv_bytes())
+        if "member" in hello:
+            host = hello["host"] or _peer(connection)
+            gpus, is_alone = hello["gpus"], self._come_and_go
+            self._serve_member(Member(hello["member"], host, gpus, connection, is_alone))
+        elif "agent" in hello:
+            self._serve_agent(connection, hello["agent"], hello["command"])
         else:
-            self._join(connection, said["run"])
+            self._join(connection, hello["run"])
 
     def _serve_member(self, member: Member) -> None:
-        with self._changed:
+        with self._change:
             if self._is_closed:
                 return
             self._members[member.index] = member
             self._note_change()
         with contextlib.suppress(EOFError, OSError):
             member.control.recv_bytes()  # it says nothing more, and ends with its process
-        with self._changed:
+        with self._change:
             if self._members.get(member.index) is member:  # no other has come in its place
                 del self._members[member.index]
                 self._note_change()
 
     def _note_change(self) -> None:
         self._changed_at = time.monotonic()
-        self._changed.notify_all()
+        self._change.notify_all()
 
     def _serve_agent(self, agent: Connection, host: str, command: str) -> None:
-        with self._changed:
-            every = [one for _, one in sorted(self._members.items())]
-        members = [one for one in every if one.host_name == host]
+        with self._change:
+            numbers = sorted(self._members)
+            members = [self._members[number] for number in numbers]
+        members = [member for member in members if member.host_name == host]
         if not members:
             return  # the agent says that the way has ended
         number, joined = next(self._numbers), threading.Event()
         self._agents[number] = agent, joined
         order: dict[str, object] = {"run": number, "command": command}
-        if any(one.gpus is not None for one in members):
-            order["gpus"] = [one.gpus or "" for one in members]
+        if any(member.gpus is not None for member in members):
+            order["gpus"] = [member.gpus or "" for member in members]
         members[0].control.send_bytes(json.dumps(order).encode())
         joined.wait()
 
     def _join(self, member: Connection, number: int) -> None:
-        """Copy what an agent and a member say, up to the end of both."""
+        """Copy the messages of an agent and a member, up to the end of both."""
         agent, joined = self._agents.pop(number)
         back = threading.Thread(target=_copy, args=(agent, member), daemon=True)
         back.start()
@@ -190,12 +190,12 @@ class Broker(Meeting):
 
 def _peer(connection: Connection) -> str:
     """Return the address from which a process has connected."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as its:
-        return str(its.getpeername()[0]).removeprefix("::ffff:")  # IPv4 at a socket of both
+    with socket.socket(fileno=os.dup(connection.fileno())) as endpoint:
+        return str(endpoint.getpeername()[0]).removeprefix("::ffff:")  # IPv4 at a socket of both
 
 
 def _copy(source: Connection, target: Connection) -> None:
-    """Copy bytes up to the end of `source`, which then is that of `target`."""
+    """Copy bytes up to the end of `source`, then end `target`, too."""
     with contextlib.suppress(OSError):
         while data := os.read(source.fileno(), 1 << 16):
             view = memoryview(data)
@@ -235,7 +235,7 @@ class Cluster:
 
     @property
     def variable(self) -> str:
-        """What `cluster_member.serve` needs."""
+        """The argument `variable` of `member.serve`."""
         return self._broker.variable
 
     def start(
@@ -268,10 +268,5 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()

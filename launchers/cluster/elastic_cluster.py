@@ -1,11 +1,9 @@
 """An elastic job on processes of a cluster manager that come and go.
 
 The members are those of `cluster.py`, each a host of its own, so that a rank is lost with its
-member and with no other; ranks talk by TCP, also inside of a machine. A host file tells the
-launcher which members there are. It is written again whenever one is lost or another has come, and
-the launcher reads it again as it does with every host file. So the cluster is what the hosts are
-discovered from, and its members are the way to them; all else is that of an elastic job over
-several hosts.
+member and with no other; ranks talk by TCP, also inside of a machine. A host file lists the members
+for the launcher. It is written again whenever a member is lost or joins, and the launcher reads it
+again as it does with every host file. Everything else is as in an elastic job over several hosts.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ringar.job.threads import INTER_OP_VARIABLE, INTRA_OP_VARIABLE
@@ -53,7 +50,7 @@ class Limits:
 
 
 def threads(cpus: float) -> dict[str, str]:
-    """Return the variables for a rank that has so many CPUs; it knows none of its neighbors."""
+    """Return the thread variables of a rank with so many CPUs; it does not know its neighbors."""
     number = max(1, int(cpus))
     # One thread would let an operation that waits stall the input pipeline as well.
     return {INTRA_OP_VARIABLE: str(number), INTER_OP_VARIABLE: str(max(2, number))}
@@ -77,21 +74,21 @@ class ElasticCluster:
 
     @property
     def variable(self) -> str:
-        """What `cluster_member.serve` needs."""
+        """The argument `variable` of `member.serve`."""
         return self._broker.variable
 
-    def wait(self, wanted: int, seconds: float, check: Callable[[], None] = lambda: None) -> None:
+    def wait(self, most: int, seconds: float, check: Callable[[], None] = lambda: None) -> None:
         """Wait until there are members enough to begin with.
 
         Args:
-            wanted: so many end the waiting; fewer, if they suffice and no others come for a while.
+            most: so many end the wait; fewer do if they suffice and no others come for a while.
             seconds: how long.
             check: called meanwhile; raises if they will not come.
 
         Raises:
             DeadlineError: members are missing after that time.
         """
-        self._broker.wait(self._limits.least, wanted, seconds, check)
+        self._broker.wait(self._limits.least, most, seconds, check)
 
     def call(
         self,
@@ -103,10 +100,10 @@ class ElasticCluster:
         options: Sequence[str],
         timeout: float | None = None,
     ) -> list[Any]:
-        """Call a function in an elastic job; return the results of those that come to the end.
+        """Call a function in an elastic job; return the results of ranks that come to the end.
 
         Args:
-            function: what each process that joins calls.
+            function: the function that each process calls when it joins.
             args: its positional arguments.
             kwargs: its keyword arguments.
             env: variables to set for the ranks.
@@ -134,7 +131,7 @@ class ElasticCluster:
                 hosts = self._write()
 
     def _write(self) -> Sequence[Host]:
-        """Write the hosts, and return them; without any, the launcher keeps those before."""
+        """Write the hosts, and return them; without any, the file stays as it is."""
         with self._lock:
             hosts = self._broker.hosts()
             if hosts:
@@ -146,10 +143,5 @@ class ElasticCluster:
     def __enter__(self) -> ElasticCluster:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()

@@ -38,7 +38,7 @@ def serve(variable: str, index: int, host: str = "", gpus: str | None = None) ->
         index: the number of this member.
         host: the address of this host, at which the others reach it. Members with the same address
             make one host. "": that from which this process reaches the caller.
-        gpus: the GPUs that it may use, as in CUDA_VISIBLE_DEVICES; None: as that says.
+        gpus: the GPUs that it may use, as in CUDA_VISIBLE_DEVICES; None: the variable's value here.
 
     Raises:
         ConnectionError: the caller cannot be reached.
@@ -66,8 +66,8 @@ def _run(variable: str, order: dict[str, Any]) -> None:
         environ[member_path.VARIABLE] = member_path.of_this_process()
         if "gpus" in order:
             # Members may share a GPU.
-            every = [gpu for gpus in order["gpus"] for gpu in gpus.split(",") if gpu]
-            environ[GPUS] = ",".join(dict.fromkeys(every))
+            devices = [gpu for gpus in order["gpus"] for gpu in gpus.split(",") if gpu]
+            environ[GPUS] = ",".join(dict.fromkeys(devices))
             environ[OF_RANKS_VARIABLE] = ";".join(order["gpus"])
         process = subprocess.Popen(
             [sys.executable, "-c", _SHELL, str(os.getpid()), order["command"]],
@@ -96,14 +96,14 @@ def _run(variable: str, order: dict[str, Any]) -> None:
 
 def _addresses(way: Connection) -> str:
     """Return the addresses and ports of both ends, as sshd writes them."""
-    with socket.socket(fileno=os.dup(way.fileno())) as its:
-        ends = [*its.getpeername()[:2], *its.getsockname()[:2]]
+    with socket.socket(fileno=os.dup(way.fileno())) as endpoint:
+        ends = [*endpoint.getpeername()[:2], *endpoint.getsockname()[:2]]
     return " ".join(map(str, ends))
 
 
 def _pass_on(pipe: IO[bytes], way: Connection, kind: bytes, lock: threading.Lock) -> None:
     while data := os.read(pipe.fileno(), 1 << 16):
-        with lock, contextlib.suppress(OSError):  # nobody listens any more: `_feed` ends it
+        with lock, contextlib.suppress(OSError):  # the reader is gone: `_feed` ends it
             way.send_bytes(kind + data)
     pipe.close()
 

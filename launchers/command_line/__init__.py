@@ -1,1 +1,1 @@
-"""The command line of `ringarrun`: its options, its help, and what it does first."""
+"""The command line of `ringarrun`: its options, its help, and its first steps."""

@@ -1,4 +1,4 @@
-"""What each rank of `ringarrun --calibrate` runs: the calibration of `init`, and what it found."""
+"""The program of `ringarrun --calibrate`: ranks calibrate in `init`, rank 0 prints the result."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ def main() -> int:
     start.init()
     config = place.require("ringarrun --calibrate")
     library = native.library()
-    found = bool(library.ringar_has_calibrated())
+    is_calibrated = bool(library.ringar_has_calibrated())
     first = config.rank == 0
     if first:
-        print(_report(config, found, int(library.ringar_past_caches_bytes())))
+        print(_report(config, is_calibrated, int(library.ringar_past_caches_bytes())))
     start.shutdown()
-    return 0 if found or not first else 1
+    return 0 if is_calibrated or not first else 1
 
 
-def _report(config: native.Config, found: bool, number: int) -> str:
-    if not found:
+def _report(config: native.Config, is_calibrated: bool, number: int) -> str:
+    if not is_calibrated:
         why = calibration.obstacle(config, os.environ) or (
             "the time was too short, since the machine is busy; try again when it is not"
         )

@@ -29,15 +29,15 @@ _INSTALL_NCCL = "pip install cupy-cuda12x nvidia-nccl-cu12, or cupy-cuda13x nvid
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. `found` is None where nothing can be missing."""
+    """One line of the report. `is_present` is None where nothing can be missing."""
 
     section: str
     name: str
-    found: bool | None
+    is_present: bool | None
     detail: str
 
     def __str__(self) -> str:
-        mark = {True: "[X] ", False: "[ ] ", None: ""}[self.found]
+        mark = {True: "[X] ", False: "[ ] ", None: ""}[self.is_present]
         return f"    {mark}{self.name}: {self.detail}"
 
 
@@ -52,7 +52,7 @@ def main() -> int:
             lines += ["", section]
         lines.append(str(finding))
         if finding.name == "native library":
-            able = bool(finding.found)
+            able = bool(finding.is_present)
     # In one piece, so that a reader that stops early (`| head`) causes no error.
     sys.stdout.write("\n".join([*lines, ""]))
     return 0 if able else 1
@@ -163,7 +163,7 @@ def _nccl() -> tuple[bool, str]:
 
 
 def _open(path: str | None, of_system: str) -> tuple[ctypes.CDLL | None, str]:
-    """Open a library, that of the system without a path; return it and its place, or the error."""
+    """Open the library at `path`, or the system's; return it and its place, or the error."""
     try:
         return ctypes.CDLL(path or of_system), path or f"{of_system} of the system"
     except OSError as error:
@@ -185,7 +185,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def _calibrations(section: str) -> Iterator[Finding]:
-    """Yield what earlier jobs have measured on this machine, by their numbers of ranks."""
+    """Yield the measurements of earlier jobs on this machine, by number of ranks."""
     lines = [
         f"{calibration.describe(kind.ranks, n)} ({kind.path})" for kind, n in calibration.kept()
     ]

@@ -56,8 +56,8 @@ def _calibration(request: Request) -> Request:
     """Return the request for a job that calibrates this machine."""
     if request.command:
         raise UsageError(
-            f"--calibrate: expected no program to run, received {request.command[0]!r}; the next "
-            "job uses what was found"
+            f"--calibrate: expected no program to run, received {request.command[0]!r}; start it "
+            "in the next job, which uses the result"
         )
     return replace(
         request,
@@ -85,7 +85,7 @@ def _run(request: Request) -> int:
         )
     code = (_run_local if choice.launcher == "local" else _run_mpi)(request, choice)
     if request.timeline and not request.dry_run:
-        # Also after a failure: what the ranks did last is then worth the most.
+        # Also after a failure, when the last steps of the ranks matter most.
         _merge_timeline(request.timeline, choice.num_proc)
     return code
 
@@ -136,10 +136,10 @@ def _run_elastic_spread(request: Request, limits: Limits, discovery: Discovery |
         print(first_plan.on_hosts(request, limits, discovery, os.environ).shell())
         return 0
     try:
-        job, absent = first_plan.on_hosts_that_answer(request, limits, discovery, os.environ)
+        job, absentees = first_plan.on_hosts_that_answer(request, limits, discovery, os.environ)
     except KeyboardInterrupt:
         return _interrupted()
-    return spread_members.run(job, limits, discovery, absent)
+    return spread_members.run(job, limits, discovery, absentees)
 
 
 def _run_mpi(request: Request, choice: Choice) -> int:
@@ -164,15 +164,15 @@ def _interrupted() -> int:
 def _merge_timeline(path: Path, num_proc: int) -> None:
     from ringar.job import timeline
 
-    found = timeline.merge(path)
-    if not found:
+    count = timeline.merge(path)
+    if not count:
         print(
             f"ringarrun: no rank called ringar.init(), so there is no timeline {path}",
             file=sys.stderr,
         )
-    elif found < num_proc:
+    elif count < num_proc:
         print(
-            f"ringarrun: the timeline {path} holds {found} of {num_proc} ranks; "
+            f"ringarrun: the timeline {path} holds {count} of {num_proc} ranks; "
             "with several hosts, its folder must be one that all of them share",
             file=sys.stderr,
         )

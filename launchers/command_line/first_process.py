@@ -1,8 +1,8 @@
 """The launcher as the first process of a container (`docker run image ringarrun …`).
 
-The kernel makes the first process the parent of all whose own has ended, and takes signals without
-a handler from it. So the launcher runs in a child of it: the first process only passes signals on,
-and reaps whoever ends.
+The kernel makes the first process the parent of all orphans, and keeps signals from it for which it
+has no handler. So the launcher runs in a child: the first process only passes signals on, and reaps
+processes that have ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _reap_all(child: int) -> int | None:
     """Reap all processes that have ended; return the exit code of `child` if it is one of them."""
     code = None
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == child:
-                code = os.waitstatus_to_exitcode(ended[1])
+        while (end := os.waitpid(-1, os.WNOHANG))[0]:
+            if end[0] == child:
+                code = os.waitstatus_to_exitcode(end[1])
     return 128 - code if code is not None and code < 0 else code

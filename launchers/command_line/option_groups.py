@@ -12,7 +12,7 @@ from ringar.launchers.start.choose import LAUNCHERS, LINKS
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
-    """Add how many ranks there are, and what each gets."""
+    """Add the number of ranks, and the resources of each."""
     group = parser.add_argument_group("ranks")
     group.add_argument(
         "-np",
@@ -83,8 +83,9 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
         metavar="{auto,local,ssh,mpirun,srun}",
         type=types.one_of(*LAUNCHERS),
         default="auto",
-        help="who starts the ranks (default: auto: ringarrun itself on this host alone; srun in an "
-        "allocation of SLURM; else ringarrun itself by ssh, or mpirun with --link mpi)",
+        help="the program that starts the ranks (default: auto: ringarrun itself on this host "
+        "alone; srun in an allocation of SLURM; else ringarrun itself by ssh, or mpirun with "
+        "--link mpi)",
     )
     group.add_argument(
         "--link",
@@ -113,7 +114,7 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
         "--ssh-command",
         metavar="PROGRAM",
         default="",
-        help="what to use in place of ssh, called as PROGRAM [-p PORT] [-i FILE] HOST COMMAND "
+        help="the program in place of ssh, called as PROGRAM [-p PORT] [-i FILE] HOST COMMAND "
         "(default: RINGAR_SSH; else blaunch for LSF, pbs_tmrsh for PBS, if there; else ssh)",
     )
     group.add_argument(
@@ -149,7 +150,7 @@ def add_elastic_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--reset-limit",
         metavar="N",
-        type=types.whole,
+        type=types.whole_number,
         help="end the job after so many changes of its ranks (default: none)",
     )
     group.add_argument(
@@ -169,7 +170,7 @@ def add_elastic_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is shown and kept."""
+    """Add the options for messages and files."""
     group = parser.add_argument_group("output")
     group.add_argument(
         "--prefix",
@@ -210,14 +211,14 @@ def add_autotune_options(parser: argparse.ArgumentParser) -> None:
         "--autotune-log-file",
         metavar="FILE",
         type=Path,
-        help="what was tried, as CSV: a row per sample, which rank 0 writes",
+        help="the trials as CSV, a row per sample, which rank 0 writes",
     )
     group.add_argument(
         "--autotune-settings-file",
         metavar="FILE",
         type=Path,
-        help="keep what was found in FILE; a job of the same kind begins with it, and tries no "
-        "others",
+        help="keep the fastest settings in FILE; a job of the same kind begins with them, and "
+        "tries no others",
     )
 
 
@@ -237,14 +238,14 @@ def add_timeouts(parser: argparse.ArgumentParser) -> None:
         "--stall-check-shutdown-time-seconds",
         metavar="S",
         type=types.seconds,
-        help="after how long a collective that some rank has not joined fails",
+        help="how long a collective waits for a rank that does not join before it fails",
     )
     group.add_argument(
         "--stall-warning",
         "--stall-check-warning-time-seconds",
         metavar="S",
         type=types.seconds,
-        help="after how long a rank that others wait for is named",
+        help="how long ranks wait for another one before they name it",
     )
     group.add_argument(
         "--failure-grace",

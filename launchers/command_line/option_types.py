@@ -1,4 +1,4 @@
-"""The types of `ringarrun`'s options: each turns a word into a value, or says what it expected."""
+"""The types of `ringarrun`'s options: each turns a word into a value, or raises an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def num_proc(text: str) -> int:
     return number
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """Read a whole number, 0 or more."""
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, received {text!r}")
@@ -36,7 +36,7 @@ def whole(text: str) -> int:
 
 def count(text: str) -> int:
     """Read a whole number, 1 or more."""
-    number = whole(text)
+    number = whole_number(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected 1 or more, received {text!r}")
     return number

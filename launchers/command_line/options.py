@@ -25,21 +25,21 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
         try:
-            options, unknown = self.parse_known_args(*args, **kwargs)
+            options, extras = self.parse_known_args(*args, **kwargs)
         except UsageError as error:
             self.exit(error.code, f"ringarrun: error: {error}\n")
-        if unknown:
-            name = unknown[0].partition("=")[0]
-            known = [option for action in self._actions for option in action.option_strings]
-            close = _OF_TORCHRUN.get(name.replace("_", "-")) or close_to(name, known)
+        if extras:
+            name = extras[0].partition("=")[0]
+            names = [option for action in self._actions for option in action.option_strings]
+            close = _OF_TORCHRUN.get(name.replace("_", "-")) or close_to(name, names)
             self.error(f"unknown option {name}{did_you_mean(close)}")
         return options
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Drop abbreviations of options with one dash, which `allow_abbrev` does not turn off."""
-        found = super()._get_option_tuples(option_string)
+        matches = super()._get_option_tuples(option_string)
         return [
-            match for match in found if option_string.startswith(match[1]) and match[0].nargs != 0
+            match for match in matches if option_string.startswith(match[1]) and match[0].nargs != 0
         ]
 
 
@@ -106,11 +106,11 @@ def _autotune(options: argparse.Namespace) -> list[str]:
     Raises:
         UsageError: an option of it is given without it.
     """
-    given = {name: path for name in _AUTOTUNE if (path := getattr(options, name)) is not None}
+    paths = {name: path for name in _AUTOTUNE if (path := getattr(options, name)) is not None}
     if options.autotune:  # ranks may run in another folder
-        return ["RINGAR_AUTOTUNE=1", *(f"{_AUTOTUNE[n]}={p.resolve()}" for n, p in given.items())]
-    if given:
-        names = ", ".join("--" + name.replace("_", "-") for name in given)
+        return ["RINGAR_AUTOTUNE=1", *(f"{_AUTOTUNE[n]}={p.resolve()}" for n, p in paths.items())]
+    if paths:
+        names = ", ".join("--" + name.replace("_", "-") for name in paths)
         raise UsageError(f"{names}: expected --autotune, whose search it describes")
     return []
 

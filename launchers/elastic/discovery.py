@@ -1,8 +1,8 @@
 """The hosts that an elastic job may use now: of a script, or of a host file that changes.
 
 The script prints a host per line, `host:slots`, `host`, or whatever a line of `--hostfile` may be.
-An answer counts when it has been given twice: what lasts for a second, such as the empty answer of
-a service that restarts or half of a file, is no news.
+An answer counts when it has been given twice. This ignores answers that last for a second, such as
+the empty answer of a service that restarts, or half of a file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Discovery:
 
     Attributes:
         hosts: the last answer that was given twice; None before.
-        trouble: what keeps the hosts from being known; "" for nothing.
+        trouble: why the hosts cannot be known; "" if they can.
         can_run: whether there is such a script.
     """
 
@@ -45,7 +45,7 @@ class Discovery:
         self._script, self._hostfile = script, hostfile
         self._process: subprocess.Popen[bytes] | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
-        self._due = self._begun = 0.0
+        self._next_at = self._started_at = 0.0
         self._last: frozenset[hosts.Host] | None = None
         self.hosts: tuple[hosts.Host, ...] | None = None
         self.trouble = ""
@@ -55,15 +55,15 @@ class Discovery:
         """Update `hosts` and `trouble` if it is time."""
         if self._process is not None:
             self._look_at_script(self._process, now)
-        elif now >= self._due:
-            self._due = now + _EVERY
+        elif now >= self._next_at:
+            self._next_at = now + _EVERY
             if self._script is None:
                 self._read_file()
             else:
                 self._start_script(now)
 
     def wait(self, least: int, seconds: float, pause: float = 0.0) -> tuple[hosts.Host, ...]:
-        """Return the first hosts that have slots enough; show what is in the way meanwhile.
+        """Return the first hosts that have slots enough; show the reason for the wait meanwhile.
 
         Args:
             least: so many slots are enough.
@@ -74,7 +74,7 @@ class Discovery:
             UsageError: the script cannot be run, the hosts do not come in time, or a signal has
                 told the launcher to stop.
         """
-        begin, said = clock.now(), ""
+        begin, notice = clock.now(), ""
         received: list[int] = []
         with signals.Signals(received.append) as caught:
             while self.can_run and (self._slots() < least or clock.now() < begin + pause):
@@ -84,10 +84,10 @@ class Discovery:
                 if clock.now() >= begin + seconds:
                     raise self._are_too_few(least, seconds)
                 self.look(clock.now())
-                if (why := self._obstacle(least)) not in ("", said):
+                if (why := self._obstacle(least)) not in ("", notice):
                     again = f"asking again for up to {seconds:g} s (--elastic-timeout)"
                     print(f"ringarrun: {why}; {again}", file=sys.stderr, flush=True)
-                    said = why
+                    notice = why
                 if select.select([caught], [], [], _TICK)[0]:
                     caught.clear()
         if not self.can_run:
@@ -99,7 +99,7 @@ class Discovery:
         return sum(host.slots for host in self.hosts or ())
 
     def _obstacle(self, least: int) -> str:
-        """Return what keeps a job from its start; "" for nothing, or if that is not known yet."""
+        """Return the reason why a job cannot start; "" for none, or if it is not known yet."""
         if not self.can_run or self.trouble or self.hosts is None:
             return self.trouble if self.can_run else ""
         if self._slots() >= least:
@@ -149,7 +149,7 @@ class Discovery:
                 start_new_session=True,
                 preexec_fn=bound_to_launcher(signal.SIGKILL),
             )
-            self._begun, self.can_run = now, True
+            self._started_at, self.can_run = now, True
         except OSError as error:
             self.trouble = f"{_SCRIPT}: cannot run {self._script!r}: {error.strerror}"
             self.can_run = False
@@ -157,7 +157,7 @@ class Discovery:
     def _look_at_script(self, process: subprocess.Popen[bytes], now: float) -> None:
         size = os.fstat(self._output.fileno()).st_size
         is_over = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if is_over is None and now - self._begun <= _TIMEOUT and size <= _LONGEST:
+        if is_over is None and now - self._started_at <= _TIMEOUT and size <= _LONGEST:
             return
         self._kill(process)  # before it is reaped, when its number may be that of another group
         self._process, code = None, process.wait()

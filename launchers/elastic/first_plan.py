@@ -32,13 +32,13 @@ def is_wanted(request: Request) -> bool:
     """
     if request.min_np is not None:
         return True
-    given = {
+    options = {
         "--max-np": request.max_np,
         "--host-discovery-script": request.discovery_script,
         "--reset-limit": request.reset_limit,
         "--elastic-dir": request.elastic_dir,
     }
-    if names := [name for name, value in given.items() if value is not None]:
+    if names := [name for name, value in options.items() if value is not None]:
         raise UsageError(
             f"{', '.join(names)}: expected --min-np, the number of ranks with which the job may "
             "go on, received none; for example: ringarrun -np 4 --min-np 2 train.py"
@@ -49,7 +49,7 @@ def is_wanted(request: Request) -> bool:
 def complete(
     request: Request, environ: Mapping[str, str]
 ) -> tuple[Request, Limits, Discovery | None]:
-    """Return the request with the hosts that are known at the beginning, and what goes with it.
+    """Return the request with the hosts known at the beginning, its limits, and the discovery.
 
     Raises:
         UsageError: the request cannot be carried out; the message has the cause and the remedy.
@@ -96,10 +96,10 @@ def is_on_this_host(
         UsageError: MPI would have to start them.
     """
     if request.launcher in ("mpirun", "srun") or request.link == "mpi":
-        given = "--link mpi" if request.link == "mpi" else f"--launcher {request.launcher}"
+        option = "--link mpi" if request.link == "mpi" else f"--launcher {request.launcher}"
         raise UsageError(
             "--min-np: expected a job whose ranks ringarrun starts itself, without MPI, received "
-            f"{given}; leave that out"
+            f"{option}; leave that out"
         )
     is_here = all(hosts.is_this_host(host.name) for host in request.hosts)
     if request.launcher == "ssh" or request.link == "tcp" or not is_here:
@@ -109,14 +109,15 @@ def is_on_this_host(
 
 def _has_agent(request: Request, environ: Mapping[str, str]) -> bool:
     """Return whether this host can reach others that discovery may tell later."""
-    scheduler = given.scheduler if (given := scheduler_hosts.find(environ)) else None
+    allocation = scheduler_hosts.find(environ)
+    scheduler = allocation.scheduler if allocation else None
     if scheduler == "SLURM" and srun.is_there(environ):
         return True
-    asked = (request.ssh_command, request.ssh_port, request.ssh_identity, environ.get(ssh.VARIABLE))
+    options = (request.ssh_command, request.ssh_port, request.ssh_identity)
     try:
-        ssh.agent(*asked[:3], environ, scheduler)
+        ssh.agent(*options, environ, scheduler)
     except UsageError:
-        if any(asked):
+        if any(options) or environ.get(ssh.VARIABLE):
             raise
         return False
     return True
@@ -184,7 +185,7 @@ def on_hosts_that_answer(
         UsageError: the request cannot be carried out, or too few hosts can take part.
     """
     until = time.monotonic() + limits.timeout
-    said: dict[str, str] = {}
+    last_faults: dict[str, str] = {}
     while True:
         job, faults = preflight.examine(on_hosts(request, limits, discovery, environ))
         if sum(host.slots for host in job.start.hosts if host.name not in faults) >= limits.min_np:
@@ -194,8 +195,8 @@ def on_hosts_that_answer(
         left = until - time.monotonic()
         if discovery is None or left <= 0:
             raise preflight.refusal(faults, job)
-        if faults.keys() != said.keys():
-            said = faults
+        if faults.keys() != last_faults.keys():
+            last_faults = faults
             again = f"asking again for up to {limits.timeout:g} s (--elastic-timeout)"
             _say(preflight.describe(faults, job, again))
         request = replace(request, hosts=discovery.wait(limits.min_np, left, _PAUSE))

@@ -1,4 +1,4 @@
-"""What `next_world.py` asks of the runners of an elastic job's processes, and hears from them."""
+"""The interface between `next_world.py` and the runners of an elastic job's processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class End:
             known: "rank 1 (slot 2, process 17 on h2)".
         code: its exit code, as a shell would report it.
         ending: how it ended: "failed with exit code 3".
-        grace: seconds for the rank whose loss this one may only have reported.
+        grace: seconds to wait for a rank whose loss this process may only have reported.
         rank: the process itself, if it ran on this host.
         with_host: whether its host, or the way to it, is lost.
     """
@@ -37,7 +37,7 @@ class Fleet(Protocol):
     """Runs the processes in the slots, and passes messages on to them."""
 
     def slots(self, hosts: Sequence[Host] | None) -> Sequence[int]:
-        """Return all slots of `hosts`, in order; None: of those that the job began with."""
+        """Return all slots of `hosts`, in order; None: the hosts that the job began with."""
 
     def host_of(self, slot: int) -> int:
         """Return the number of the host of a slot."""

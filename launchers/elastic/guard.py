@@ -1,14 +1,14 @@
 """The processes on one host of an elastic job over several hosts.
 
-The guard of the host (host_guard.py) starts them when it is told, and passes on what they and the
-launcher say to each other (ringar/job/membership.py). After the line with the job, the lines are:
+The guard of the host (host_guard.py) starts them when it is told, and passes messages on between
+them and the launcher (ringar/job/membership.py). After the line with the job, the lines are:
 
     spread_members.py                                      guard.py
     start: a slot, its number on this host, and,
     for its first rank, addresses to reach           ->    a process starts
                                                      <-    its process id, and where it listens,
                                                            or the addresses without an answer
-                                                     <-    said: what a process says
+                                                     <-    said: a message of a process
     tell: a message for the process of a slot        ->    passes it on
     world: who has which rank, addresses, secret     ->    tells the members, with a new segment
     stop: a signal for the process of a slot         ->
@@ -66,31 +66,32 @@ class HostMembers(Joins):
         )
         self._rank_of_slot: dict[int, Rank] = {}
 
-    def _answer(self, slot: int, **what: object) -> None:
-        self.runner.out.line(host_guard.answer({"slot": slot, **what}))
+    def _answer(self, slot: int, **fields: object) -> None:
+        self.runner.out.line(host_guard.answer({"slot": slot, **fields}))
 
-    # What the launcher says
+    # Messages of the launcher
 
-    def _take(self, said: Mapping[str, Any]) -> None:
-        if "start" in said:
-            if lost := reach.unreached(said["reach"]):
-                self._answer(said["start"], unreached=[said["reach"][number] for number in lost])
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "start" in message:
+            addresses = message["reach"]
+            if numbers := reach.unreached(addresses):
+                self._answer(message["start"], unreached=[addresses[number] for number in numbers])
             else:
-                self._start_slot(said["start"], said["local"])
-        elif "tell" in said:
-            self._sockets.tell(said["tell"], said["message"])
-        elif "world" in said:
-            self._open_world(said["world"], said["ranks"])
-        elif "stop" in said:
-            self._fork.stop_rank(self._rank_of_slot[said["stop"]], said["number"])
+                self._start_slot(message["start"], message["local"])
+        elif "tell" in message:
+            self._sockets.tell(message["tell"], message["message"])
+        elif "world" in message:
+            self._open_world(message["world"], message["ranks"])
+        elif "stop" in message:
+            self._fork.stop_rank(self._rank_of_slot[message["stop"]], message["number"])
         else:
-            self.runner.on_signal(said["signal"])
+            self.runner.on_signal(message["signal"])
 
     def _start_slot(self, slot: int, local: int) -> None:
         ranks = self.runner.job.ranks
         ranks = ranks if local < len(ranks) else self._plan(local + 1).ranks
-        with self._listen() as listener, self._sockets.opened(slot) as theirs:
-            files = {LISTENER_VARIABLE: listener.fileno(), membership.VARIABLE: theirs}
+        with self._listen() as listener, self._sockets.opened(slot) as descriptor:
+            files = {LISTENER_VARIABLE: listener.fileno(), membership.VARIABLE: descriptor}
             rank = self.runner.start_rank(replace(ranks[local], rank=slot, files=files))
             self._rank_of_slot[slot] = rank
             self._answer(slot, started=rank.pid, address=host_guard.text_of(listener))
@@ -105,7 +106,7 @@ class HostMembers(Joins):
         os.close(shared)
         os.close(hosts)
 
-    # What the runner asks
+    # Called by the runner
 
     def begin(self, now: float) -> None:
         """Take the lines that came with the job."""
@@ -127,7 +128,7 @@ class HostMembers(Joins):
         if rank.status is not None:
             grace = grace_for_cause(rank)
             end = {"ending": failures.ending(rank), "code": rank.status.exit_code, "grace": grace}
-            self._answer(rank.number, ended=end, stopped=rank.stopped)
+            self._answer(rank.number, ended=end, stopped=rank.is_stopped)
 
     def close(self) -> None:
         """Close all sockets."""
@@ -135,7 +136,7 @@ class HostMembers(Joins):
 
 
 class HostFailurePolicy(GuardFailurePolicy):
-    """What a failure means for the processes of a host; the launcher knows of each."""
+    """Decide on failures of the processes of a host; the launcher knows of each."""
 
     def report(self) -> None:
         """Do nothing."""
@@ -148,18 +149,19 @@ def make(options: argparse.Namespace) -> Runner | None:
         UsageError: this host cannot run processes of the job; the message says why.
     """
     control = Control()
-    here = host_guard.take(control, options, grows=True)
-    if here is None:
+    this_host = host_guard.take(control, options, grows=True)
+    if this_host is None:
         return None
 
     def plan(slots: int) -> JobPlan:
-        hosts = list(here.hosts)
-        hosts[here.number] = replace(hosts[here.number], slots=slots)
-        return host_guard.plan_of(options, replace(here, hosts=hosts), [{}] * slots)
+        hosts = list(this_host.hosts)
+        hosts[this_host.number] = replace(hosts[this_host.number], slots=slots)
+        return host_guard.plan_of(options, replace(this_host, hosts=hosts), [{}] * slots)
 
     fork = Fork(lambda rank: subprocess.DEVNULL, has_segment=False)
-    members = HostMembers(control, here.listen, fork, plan)
-    runner = Runner(plan(here.slots), fork, HostFailurePolicy(0.0), members, asked_by=signals.ASK)
+    members = HostMembers(control, this_host.listen, fork, plan)
+    policy = HostFailurePolicy(0.0)
+    runner = Runner(plan(this_host.slots), fork, policy, members, asked_by=signals.ASK)
     members.follow()
     return runner
 

@@ -31,30 +31,30 @@ class MemberSockets:
     @contextlib.contextmanager
     def opened(self, slot: int) -> Iterator[int]:
         """Make the socket of a process that starts in this context; it inherits the descriptor."""
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child:
             try:
-                yield theirs.fileno()
+                yield child.fileno()
             except BaseException:
-                mine.close()
+                parent.close()
                 raise
-        mine.setblocking(False)
-        self._sockets[slot] = mine
-        self._watch(mine.fileno(), selectors.EVENT_READ, lambda: self._read(slot))
+        parent.setblocking(False)
+        self._sockets[slot] = parent
+        self._watch(parent.fileno(), selectors.EVENT_READ, lambda: self._read(slot))
 
     def tell(self, slot: int, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
         """Send a message, and file descriptors with it, if the process has not closed its end."""
         if slot in self._sockets:
-            # What cannot be told is told by the end of the process, which comes next.
+            # If it cannot be told, the process has ended, which is noticed next.
             with contextlib.suppress(OSError):
                 membership.send(self._sockets[slot], message, files)
 
     def hang_up(self, slot: int) -> None:
         """Close the socket of a process that has ended."""
         if slot in self._sockets:
-            mine = self._sockets.pop(slot)
-            self._watch(mine.fileno(), 0, lambda: None)
-            mine.close()
+            parent = self._sockets.pop(slot)
+            self._watch(parent.fileno(), 0, lambda: None)
+            parent.close()
 
     def close(self) -> None:
         """Close all sockets."""

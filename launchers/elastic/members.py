@@ -1,6 +1,6 @@
 """Run an elastic job on this host: ranks that die do not end it, and others join.
 
-Each process has a socket to the launcher, and `next_world.py` decides on what comes through it.
+Each process has a socket to the launcher. `next_world.py` decides how to act on its messages.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Elastic(Joins):
     def __init__(self, worlds: Worlds) -> None:
         self.worlds = worlds
 
-    # What the runner asks
+    # Called by the runner
 
     def begin(self, now: float) -> None:
         """Start the first processes."""
-        self.worlds.begin(now, self.absent())
+        self.worlds.begin(now, self.absentees())
 
-    def absent(self) -> Collection[int]:
+    def absentees(self) -> Collection[int]:
         """Return the slots of hosts that cannot take part at the beginning."""
         return ()
 
@@ -71,7 +71,7 @@ class Elastic(Joins):
         """End the script of discovery, if it runs."""
         self.worlds.close()
 
-    # What the worlds ask
+    # Called by the worlds
 
     def end(self, when: float) -> None:
         """End the job then."""
@@ -101,13 +101,13 @@ class Members(Elastic):
         count = len(self.runner.job.ranks)
         if hosts is None:
             return range(count)
-        others = {host.name for host in hosts if not is_this_host(host.name)}
-        for name in sorted(others - self._passed_over):
+        remote_names = {host.name for host in hosts if not is_this_host(host.name)}
+        for name in sorted(remote_names - self._passed_over):
             self.note(
                 f"{name}: passed over, since this job starts its ranks on this host alone; leave "
                 "--launcher local out, and install ssh if it is not there"
             )
-        self._passed_over |= others
+        self._passed_over |= remote_names
         return range(min(count, sum(host.slots for host in hosts if is_this_host(host.name))))
 
     def host_of(self, slot: int) -> int:
@@ -116,8 +116,8 @@ class Members(Elastic):
 
     def start(self, slot: int) -> None:
         """Start a process."""
-        with self._sockets.opened(slot) as theirs:
-            plan = replace(self.runner.job.ranks[slot], files={membership.VARIABLE: theirs})
+        with self._sockets.opened(slot) as descriptor:
+            plan = replace(self.runner.job.ranks[slot], files={membership.VARIABLE: descriptor})
             self.rank_of_slot[slot] = self.runner.start_rank(plan)
 
     def stop(self, slot: int, number: int) -> None:
@@ -148,7 +148,7 @@ class Members(Elastic):
         if rank.status is not None:
             policy.note_obedience(rank.status.exit_code, now)
         self._fork.stop_helpers_of(rank)
-        if not (rank.stopped or self.runner.stop.signal or rank.status is None):
+        if not (rank.is_stopped or self.runner.stop.signal or rank.status is None):
             name, grace = f"process {rank.pid}", grace_for_cause(rank)
             end = End(name, rank.status.exit_code, failures.ending(rank), grace, rank)
         self.worlds.on_end(rank.number, end, now)
@@ -161,7 +161,7 @@ class Members(Elastic):
 
 
 class MemberFailurePolicy(FailurePolicy):
-    """What a failure means for an elastic job on this host."""
+    """Decide on failures of an elastic job on this host."""
 
     def __init__(self, members: Members) -> None:
         super().__init__()

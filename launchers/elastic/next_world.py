@@ -9,9 +9,9 @@ job's hosts (spread_members.py). `roster.py` has the stages of a process.
   the processor from them while they recover.
 - The new process waits in `ringar.init` to join. The ranks are told, and enter again after their
   next commit.
-- A host is named no more. Its ranks are told to leave, as soon as `--min-np` others train: when all
-  hosts are replaced, the state passes from the old ones to the new ones. An answer that names too
-  few hosts takes none away.
+- A host is no longer listed. Its ranks are told to leave, as soon as `--min-np` others train: when
+  all hosts are replaced, the state passes from the old ones to the new ones. A list with too few
+  hosts takes none away.
 
 The job ends as others do, and by itself if all ranks of the world have died, if they are fewer than
 `--min-np` for `--elastic-timeout`, or after `--reset-limit` worlds beyond the first.
@@ -38,7 +38,7 @@ _REPEAT = 60.0  # seconds after which a text that still holds is shown again
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers of ranks, and what the user has limited: the options of `ringarrun`."""
+    """The numbers of ranks and the limits of the user: the options of `ringarrun`."""
 
     num_proc: int
     min_np: int
@@ -62,13 +62,13 @@ class Worlds:
         self.failures: list[End] = []
         self._limits, self._discovery, self._fleet = limits, discovery, fleet
         self._slots = Slots(graces.COOL_DOWN, graces.LONGEST_COOL_DOWN)
-        self._lost: list[End] = []  # since the last world was made
-        self._told: set[int] = set()  # slots that know of joiners
-        self._dismissed: set[int] = set()  # slots that discovery has taken away
-        self._kept: set[int] = set()  # slots that it would take away, if there were others
-        self._killed: dict[int, float] = {}  # slots whose process did not come, and since when
-        self._said: dict[str, float] = {}  # texts, and when they were shown
-        self._cut: set[tuple[int, int]] = set()  # hosts of which one has not reached the other
+        self._losses: list[End] = []  # since the last world was made
+        self._told_slots: set[int] = set()  # slots that know of joiners
+        self._dismissed_slots: set[int] = set()  # slots that discovery has taken away
+        self._kept_slots: set[int] = set()  # slots that it would take away, if there were others
+        self._kill_times: dict[int, float] = {}  # slots whose process did not come, and since when
+        self._shown_at: dict[str, float] = {}  # texts, and when they were shown
+        self._cut_hosts: set[tuple[int, int]] = set()  # pairs: one has not reached the other
         self._cut_at = float("inf")  # since when ranks cannot meet for that reason
         self._meet_at = 0.0  # before it there is no further attempt
         self._start_at = 0.0  # before it no process is started
@@ -82,22 +82,22 @@ class Worlds:
             return None
         return failures.first_cause(self.failures, lambda end: end.grace > 0)
 
-    # What the fleet tells
+    # Called by the fleet
 
-    def begin(self, now: float, absent: Collection[int] = ()) -> None:
+    def begin(self, now: float, absentees: Collection[int] = ()) -> None:
         """Start the first processes.
 
         Args:
             now: the time.
-            absent: slots of hosts that cannot take part now; they are tried again later.
+            absentees: slots of hosts that cannot take part now; they are tried again later.
         """
-        for slot in absent:
-            self._slots.absent(slot, now)
-        for slot in self._wanted(now):
+        for slot in absentees:
+            self._slots.note_absence(slot, now)
+        for slot in self._target_slots(now):
             self._start(slot)
 
     def on_message(self, slot: int, message: Mapping[str, Any]) -> None:
-        """Take what a process says of itself."""
+        """Take a message of a process."""
         member = self.roster.living.get(slot)
         if member is None:
             return
@@ -112,15 +112,15 @@ class Worlds:
     def on_end(self, slot: int, end: End | None, now: float) -> None:
         """Take the end of a process; None: the job is ending, and had stopped it."""
         member = self.roster.remove(slot)
-        self._told.discard(slot)
-        if self._killed.pop(slot, None) is not None and end is not None:
+        self._told_slots.discard(slot)
+        if self._kill_times.pop(slot, None) is not None and end is not None:
             end = replace(end, ending="is ended")
         if end is None or self.trouble:
             return
         end = replace(end, process=_name(end, member))
         self._stop_start()
         if member.stage is Stage.LEFT:
-            self._slots.left(slot, now)
+            self._slots.note_departure(slot, now)
             self._fleet.note(f"{end.process} has left; {self._rest()}")
         elif end.code == 0:
             self.roster.is_finishing = True
@@ -175,27 +175,27 @@ class Worlds:
         host = self._fleet.host_of(member.slot)
         for other in self.roster.living.values():
             if (other.world, other.rank in unreached) == (member.world, True):
-                self._cut.add((host, self._fleet.host_of(other.slot)))
+                self._cut_hosts.add((host, self._fleet.host_of(other.slot)))
 
     def _stop_start(self) -> None:
-        """Tell those that still wait in `ringar.init` that a rank of the world does not come."""
+        """Tell members that still wait in `ringar.init` that a rank of the world does not come."""
         for other in self.roster.at(Stage.MEETING):
             self._fleet.tell(other.slot, {"kind": "lost"})
 
     def _on_failure(self, end: End, member: Member, now: float) -> None:
-        self._lost.append(end)
-        others = len(self.roster.living)
-        if self.roster.generation == 0 and end.with_host and others >= self.roster.min_np:
-            self._slots.absent(member.slot, now)
-            self._fleet.note(f"{end.process} {end.ending}; {others} start without it")
+        self._losses.append(end)
+        count = len(self.roster.living)
+        if self.roster.generation == 0 and end.with_host and count >= self.roster.min_np:
+            self._slots.note_absence(member.slot, now)
+            self._fleet.note(f"{end.process} {end.ending}; {count} start without it")
             return
         if self.roster.is_finishing or self.roster.generation == 0:
-            # Nobody does its work again; and what cannot start ends the job, as in others.
+            # Its work is not done again. A process that cannot start ends the job, as elsewhere.
             self.failures.append(end)
             if self.roster.generation == 0:
                 self._end(now + end.grace)
             return
-        seconds = self._slots.failed(member.slot, now)
+        seconds = self._slots.note_failure(member.slot, now)
         cooling = f"; its slot is not used for {seconds:g} s" if seconds else ""
         self._fleet.note(f"{end.process} {end.ending}; {self._rest()}{cooling}")
 
@@ -208,20 +208,20 @@ class Worlds:
             return
         self._is_over = True
         if not self.roster.is_finishing and not self.trouble:
-            self.failures = self.failures or self._lost
+            self.failures = self.failures or self._losses
         self._fleet.end(when)
 
     # The next world
 
     def _meet(self, now: float) -> None:
         roster = self.roster
-        late = roster.awaited() if roster.generation > 0 and roster.is_meeting_due else []
-        self._late_at = min(self._late_at, now + self._limits.timeout) if late else float("inf")
+        latecomers = roster.awaited() if roster.generation > 0 and roster.is_meeting_due else []
+        deadline = now + self._limits.timeout
+        self._late_at = min(self._late_at, deadline) if latecomers else float("inf")
         if now >= self._late_at:
-            for member in late:
+            for member in latecomers:
                 self._kill(member.slot, now)
-        short = roster.is_short()
-        self._short_at = min(self._short_at, now + self._limits.timeout) if short else float("inf")
+        self._short_at = min(self._short_at, deadline) if roster.is_short() else float("inf")
         if now >= self._short_at:
             self._give_up(
                 f"expected at least {roster.min_np} ranks (--min-np), received "
@@ -233,7 +233,7 @@ class Worlds:
             if not self._part(world, now) and now >= self._meet_at:
                 self._make_world(world, now)
         elif roster.has_met():
-            self._cut.clear()
+            self._cut_hosts.clear()
             self._cut_at = float("inf")
 
     def _part(self, world: Sequence[Member], now: float) -> bool:
@@ -245,7 +245,7 @@ class Worlds:
         for member in self._by_host(world):
             host = self._fleet.host_of(member.slot)
             ranks[host] = ranks.get(host, 0) + 1
-        out = partition.left_out(ranks, self._cut)
+        out = partition.left_out(ranks, self._cut_hosts)
         if not out:
             return False
         left = sum(count for host, count in ranks.items() if host not in out)
@@ -267,20 +267,20 @@ class Worlds:
         self._note_rarely(
             f"hosts cannot reach each other, and only {left} ranks would be left; trying again", now
         )
-        self._cut.clear()
+        self._cut_hosts.clear()
         self._meet_at = now + _RETRY
         return True
 
     def _kill(self, slot: int, now: float, why: str = "does not come to the next world") -> None:
         """Kill a process; lose its host where that has no effect."""
-        if slot not in self._killed:
-            self._killed[slot] = now
-            self._slots.absent(slot, now)
+        if slot not in self._kill_times:
+            self._kill_times[slot] = now
+            self._slots.note_absence(slot, now)
             member = self.roster.living[slot]
             self._fleet.note(f"rank {member.rank} (slot {slot}) {why}; killed")
             self._fleet.stop(slot, signal.SIGKILL)
-        elif now > self._killed[slot] + 2 * graces.KILL:
-            self._killed[slot] = now
+        elif now > self._kill_times[slot] + 2 * graces.KILL:
+            self._kill_times[slot] = now
             self._fleet.lose(slot)
 
     def _make_world(self, world: list[Member], now: float) -> None:
@@ -294,14 +294,14 @@ class Worlds:
             return
         world = self._by_host(world)
         self.roster.begin(world)
-        self._lost.clear()
-        self._told.clear()
+        self._losses.clear()
+        self._told_slots.clear()
         self._fleet.open_world(self.roster.generation, world)
         slots = ", ".join(str(member.slot) for member in world)
         self._fleet.say(f"world {self.roster.generation}: {len(world)} ranks, in slots {slots}")
 
     def _by_host(self, world: Sequence[Member]) -> list[Member]:
-        """Return the members with those of a host side by side, that of the first one first."""
+        """Return the members grouped by host, the host of the first member first."""
         order: dict[int, int] = {}
         for member in world:
             order.setdefault(self._fleet.host_of(member.slot), len(order))
@@ -311,8 +311,8 @@ class Worlds:
         """Tell the ranks of the world that others wait to join."""
         if self.roster.joiners():
             for member in self.roster.at(Stage.RUNNING):
-                if member.slot not in self._told:
-                    self._told.add(member.slot)
+                if member.slot not in self._told_slots:
+                    self._told_slots.add(member.slot)
                     self._fleet.tell(member.slot, {"kind": "change"})
 
     def _give_up(self, why: str, now: float) -> None:
@@ -324,12 +324,12 @@ class Worlds:
 
     def _slots_now(self) -> tuple[Sequence[int], int]:
         """Return all slots that there are, and how many of them may have a process."""
-        known = None if self._discovery is None else self._discovery.hosts
-        most = self._limits.num_proc if known is None else self._limits.max_np
-        return self._fleet.slots(known), most
+        hosts = None if self._discovery is None else self._discovery.hosts
+        most = self._limits.num_proc if hosts is None else self._limits.max_np
+        return self._fleet.slots(hosts), most
 
-    def _wanted(self, now: float) -> Sequence[int]:
-        """Return the slots that are to have a process: first those that have one."""
+    def _target_slots(self, now: float) -> Sequence[int]:
+        """Return the slots that should have a process: first the slots that have one."""
         slots, most = self._slots_now()
         living = [slot for slot in slots if slot in self.roster.living]
         free = [s for s in slots if s not in self.roster.living and now >= self._slots.free_at(s)]
@@ -342,26 +342,26 @@ class Worlds:
         if self._discovery.trouble:
             self._note_rarely(self._discovery.trouble, now)
         if self.roster.generation > 0 and not self.roster.is_finishing:
-            self._dismiss(set(self.roster.living) - set(self._wanted(now)))
+            self._dismiss(set(self.roster.living) - set(self._target_slots(now)))
 
-    def _dismiss(self, taken: set[int]) -> None:
+    def _dismiss(self, slots: set[int]) -> None:
         """Tell the processes in slots of other hosts to leave, if there are ranks enough here."""
-        count = sum(member.slot not in taken for member in self.roster.at(Stage.RUNNING))
+        count = sum(member.slot not in slots for member in self.roster.at(Stage.RUNNING))
         if count >= self.roster.min_np:
-            for slot in taken - self._dismissed:
+            for slot in slots - self._dismissed_slots:
                 self._fleet.say(f"slot {slot}: is taken away")
                 self._fleet.stop(slot, signal.SIGTERM)
-            self._dismissed, self._kept = taken, set()
-        elif taken - self._dismissed - self._kept:
-            self._kept = taken
+            self._dismissed_slots, self._kept_slots = slots, set()
+        elif slots - self._dismissed_slots - self._kept_slots:
+            self._kept_slots = slots
             self._fleet.note(
                 f"the hosts that are named now have {count} ranks, fewer than --min-np "
                 f"({self.roster.min_np}); ranks on other hosts stay until there are more"
             )
 
     def _note_rarely(self, text: str, now: float) -> None:
-        if now >= self._said.get(text, -_REPEAT) + _REPEAT:
-            self._said[text] = now
+        if now >= self._shown_at.get(text, -_REPEAT) + _REPEAT:
+            self._shown_at[text] = now
             self._fleet.note(text)
 
     def _start_due(self, now: float) -> None:
@@ -370,7 +370,7 @@ class Worlds:
             self._start_at = now + _AFTER_MEETING
         if self.roster.is_finishing or now < self._start_at:
             return
-        for slot in self._wanted(now):
+        for slot in self._target_slots(now):
             if slot not in self.roster.living:
                 self._start(slot)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 
 def left_out(ranks: Mapping[int, int], cut: Iterable[tuple[int, int]]) -> set[int]:
-    """Return the hosts without which all others reach each other: few, and those of few ranks.
+    """Return the hosts to leave out so that all others reach each other: few, and of few ranks.
 
     The host that most others cannot reach goes first; of two alike, that of fewer ranks, and then
     the one that comes later.

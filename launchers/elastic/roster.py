@@ -122,8 +122,8 @@ class Slots:
     """The places for processes, and since when each may be used again.
 
     After a failure a slot is free at once. If its next process fails, too, it cools down, for twice
-    as long after each further failure: what kills its processes may pass, and they would keep the
-    others from training. A process that has lived for longer than the longest time makes up for it.
+    as long after each further failure: the cause may pass, and each start interrupts the training
+    of the others. A process that lives for longer than the longest such time clears the count.
     """
 
     cool_down: float
@@ -131,7 +131,7 @@ class Slots:
     _failures: dict[int, int] = field(default_factory=dict)
     _free_at: dict[int, float] = field(default_factory=dict)
 
-    def failed(self, slot: int, now: float) -> float:
+    def note_failure(self, slot: int, now: float) -> float:
         """Note a failure; return the seconds for which the slot cools down."""
         lived_long = now - self._free_at.get(slot, now) > self.longest
         count = self._failures[slot] = 1 if lived_long else self._failures.get(slot, 0) + 1
@@ -139,12 +139,12 @@ class Slots:
         self._free_at[slot] = now + seconds
         return seconds
 
-    def absent(self, slot: int, now: float) -> None:
+    def note_absence(self, slot: int, now: float) -> None:
         """Note that the host of a slot cannot take part: it cools down, now and when it fails."""
         self._failures[slot] = max(1, self._failures.get(slot, 0))
         self._free_at[slot] = now + self.cool_down
 
-    def left(self, slot: int, now: float) -> None:
+    def note_departure(self, slot: int, now: float) -> None:
         """Note that a process has been told to leave its slot, which cools down."""
         self._free_at[slot] = now + self.cool_down
 

@@ -2,10 +2,10 @@
 
     ringarrun: spread_members.py -> ssh (or srun) -> on each host: guard.py -> processes
 
-As in other jobs without MPI (spread.py), each host has one process here, the way to its guard, and
-all that is said goes through its pipes; guard.py lists the lines. The way to a host is made
-when the first process starts there. If it ends, the host's processes are lost with it; it is made
-again when a slot of that host is to be filled.
+As in other jobs without MPI (spread.py), each host has one process here, the way to its guard,
+whose pipes carry all messages; guard.py lists the lines. The way to a host is made when the first
+process starts there. If it ends, the host's processes are lost with it; it is made again when a
+slot of that host is to be filled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ringar.launchers.supervise.runner import Runner
 
 
 def run(
-    job: HostsPlan, limits: Limits, discovery: Discovery | None, absent: Collection[str] = ()
+    job: HostsPlan, limits: Limits, discovery: Discovery | None, absentees: Collection[str] = ()
 ) -> int:
     """Run a job that `hosts_plan.py` has planned for `spread.py`; return its exit code.
 
@@ -41,13 +41,13 @@ def run(
         job: the job, on all hosts.
         limits: the numbers of ranks.
         discovery: tells the hosts, if they may change.
-        absent: names of hosts that cannot take part now; they are tried again later.
+        absentees: names of hosts that cannot take part now; they are tried again later.
 
     Raises:
         UsageError: a file that all ranks must have cannot be read.
     """
     os.environ.update(job.command.environment)
-    hosts = SpreadMembers(job, limits, discovery, absent)
+    hosts = SpreadMembers(job, limits, discovery, absentees)
     policy = WorldFailurePolicy(hosts.worlds, job.kill_grace)
     return Runner(JobPlan("spread", ("ringarrun",), ()), hosts.guards, policy, hosts).run()
 
@@ -64,11 +64,11 @@ class SpreadMembers(Elastic):
         job: HostsPlan,
         limits: Limits,
         discovery: Discovery | None,
-        absent: Collection[str],
+        absentees: Collection[str],
     ) -> None:
         super().__init__(Worlds(limits, discovery, self))
         self._start, self._verbose = spread.watching(job.start), job.verbose
-        self._absent = absent
+        self._absentees = absentees
         self._for_ranks = spread.for_ranks()
         self.guards = Guards(self._command_of, spread.first_line(job.start), job.kill_grace)
         self.guards.on_answer = self._on_answer
@@ -82,7 +82,7 @@ class SpreadMembers(Elastic):
     # The fleet
 
     def slots(self, hosts: Sequence[Host] | None) -> Sequence[int]:
-        """Return the slots of `hosts`; those of new ones are added."""
+        """Return the slots of `hosts`; slots of new hosts are added."""
         slots = []
         for host in self._start.hosts if hosts is None else hosts:
             number = self._number_of(host)
@@ -93,9 +93,9 @@ class SpreadMembers(Elastic):
         return slots
 
     def _number_of(self, host: Host) -> int:
-        for number, known in enumerate(self._hosts):
-            if known.name == host.name:
-                if host.slots > known.slots:
+        for number, entry in enumerate(self._hosts):
+            if entry.name == host.name:
+                if host.slots > entry.slots:
                     self._hosts[number] = host
                 return number
         self._hosts.append(host)
@@ -140,7 +140,7 @@ class SpreadMembers(Elastic):
     def open_world(self, generation: int, world: Sequence[Member]) -> None:
         """Tell all members their place, the addresses of all, and a new secret."""
         numbers = list(dict.fromkeys(self.host_of(member.slot) for member in world))
-        told = {
+        description = {
             "generation": generation,
             "hosts": [numbers.index(self.host_of(member.slot)) for member in world],
             "addresses": [self._addresses[member.slot] for member in world],
@@ -150,7 +150,7 @@ class SpreadMembers(Elastic):
         for number in numbers:
             ranks = {m.slot: m.rank for m in world if self.host_of(m.slot) == number}
             if number in self._ways:
-                self.guards.tell(self._ways[number], {"world": told, "ranks": ranks})
+                self.guards.tell(self._ways[number], {"world": description, "ranks": ranks})
 
     def say(self, text: str) -> None:
         """Show a message if the user has asked for details."""
@@ -168,10 +168,10 @@ class SpreadMembers(Elastic):
     def _command_of(self, number: int) -> Sequence[str]:
         return spread.command_for(self._start, number, self._hosts[number])
 
-    def _tell_host_of(self, slot: int, what: object) -> None:
+    def _tell_host_of(self, slot: int, message: object) -> None:
         number = self.host_of(slot)
         if number in self._ways:
-            self.guards.tell(self._ways[number], what)
+            self.guards.tell(self._ways[number], message)
 
     def _on_answer(self, answer: Mapping[str, Any]) -> None:
         slot = answer["slot"]
@@ -186,16 +186,16 @@ class SpreadMembers(Elastic):
         elif "unreached" in answer:
             self._silent.pop(self.host_of(slot), None)
             name, peers = self._host_of(slot).name, ", ".join(answer["unreached"])
-            how = {"code": 1, "ending": f"was not started: {name} cannot reach {peers}"}
-            self._on_end(slot, how)
+            details = {"code": 1, "ending": f"was not started: {name} cannot reach {peers}"}
+            self._on_end(slot, details)
         else:
             self.runner.failure_policy.note_obedience(answer["ended"]["code"], clock.now())
             self._on_end(slot, answer["ended"], answer["stopped"])
 
-    def _on_end(self, slot: int, how: Mapping[str, Any] | None, stopped: bool = False) -> None:
+    def _on_end(self, slot: int, details: Mapping[str, Any], is_stopped: bool = False) -> None:
         if slot in self.worlds.roster.living:
-            is_news = how is not None and not stopped and not self.runner.stop.signal
-            end = End(self._processes[slot], **how) if is_news and how is not None else None
+            is_news = not is_stopped and not self.runner.stop.signal
+            end = End(self._processes[slot], **details) if is_news else None
             self.worlds.on_end(slot, end, clock.now())
 
     def on_exit(self, rank: Rank, now: float) -> None:
@@ -206,16 +206,16 @@ class SpreadMembers(Elastic):
             del self._ways[number]
             self._silent.pop(number, None)
         ending = f"is lost: the way to its host ended with {rank.status}"
-        how = {"code": 1, "ending": ending, "with_host": True}
+        details = {"code": 1, "ending": ending, "with_host": True}
         for slot in list(self.worlds.roster.living):
             if self.host_of(slot) == number:
-                self._on_end(slot, how, rank.stopped)
+                self._on_end(slot, details, rank.is_stopped)
 
     # The job
 
-    def absent(self) -> Collection[int]:
+    def absentees(self) -> Collection[int]:
         """Return the slots of hosts that cannot take part at the beginning."""
-        return [slot for slot in self.slots(None) if self._host_of(slot).name in self._absent]
+        return [slot for slot in self.slots(None) if self._host_of(slot).name in self._absentees]
 
     def step(self, now: float) -> None:
         """Give up hosts that do not answer, and take the steps of the worlds."""
@@ -231,7 +231,7 @@ class SpreadMembers(Elastic):
 
 
 class WorldFailurePolicy(FailurePolicy):
-    """What a failure means for an elastic job on its hosts."""
+    """Decide on failures of an elastic job on its hosts."""
 
     def __init__(self, worlds: Worlds, kill_grace: float | None) -> None:
         super().__init__()
@@ -239,8 +239,8 @@ class WorldFailurePolicy(FailurePolicy):
 
     def kill_grace(self) -> float:
         """Return the seconds from SIGTERM to SIGKILL, of which guards take the first ones."""
-        asked = self._kill_grace if self.stop.signal else 0.0
-        return max(graces.KILL, asked) + graces.SETTLE
+        grace = self._kill_grace if self.stop.signal else 0.0
+        return max(graces.KILL, grace) + graces.SETTLE
 
     def report(self) -> None:
         """Tell the user why the job has ended, unless it has come to its end."""

@@ -16,10 +16,10 @@ def make(kind: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     _objects[:] = [kind(*args, **kwargs)]
 
 
-def make_and_call(given: Sequence[Any], function: Callable[[Any], Any]) -> Any:
+def make_and_call(recipe: Sequence[Any], function: Callable[[Any], Any]) -> Any:
     """Make the object of this rank, and call a function with it."""
-    if given:
-        make(*given)
+    if recipe:
+        make(*recipe)
     return call(function)
 
 

@@ -1,4 +1,4 @@
-"""What goes to the ranks of `ringar.run` or an executor, and comes back: results or an error."""
+"""The messages to ranks of `ringar.run` or an executor, and their outcomes: results or errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CAUSE = re.compile(r"rank (\d+) of \d+ ")
 def message(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, object] | None
 ) -> bytes:
-    """Return what a rank needs to call a function.
+    """Return the message by which a rank calls a function.
 
     Raises:
         TypeError: it cannot be called, or something cannot be pickled.
@@ -51,7 +51,8 @@ def results(arrived: Mapping[int, Outcome], size: int, launcher: Launcher | None
         Exception: the error of the rank that failed first.
     """
     outcomes = [arrived.get(rank) for rank in range(size)]
-    if (launcher and launcher.code) or any(each is None or each.trace for each in outcomes):
+    has_failed = any(outcome is None or outcome.trace for outcome in outcomes)
+    if has_failed or (launcher and launcher.code):
         _raise_first(arrived, outcomes, launcher)
     return [_unpickled(rank, outcome) for rank, outcome in enumerate(outcomes)]
 
@@ -65,22 +66,22 @@ def of_elastic_job(arrived: Mapping[int, Outcome], launcher: Launcher) -> list[A
 
     Raises:
         RankError: the job could not go on.
-        Exception: the error of a rank, of those with which all ranks have ended.
+        Exception: the error of one rank, if all ranks have ended with errors.
     """
     if launcher.code == 0:
         done = [outcome for outcome in arrived.values() if not outcome.trace]
-        # Ranks that ended in a world before the last one stand behind those with their number.
+        # Ranks of an earlier world come behind ranks of the last one with the same number.
         done.sort(key=lambda outcome: (outcome.place[1], -outcome.place[0]))
         return [_unpickled(outcome.place[1], outcome) for outcome in done]
     why = launcher.last or f"the elastic job has ended with exit code {launcher.code}"
     for outcome in arrived.values():
         error = _error_of(outcome) if outcome.trace else None
-        # What ranks say of each other's loss, or of the end of the job, is no cause of it.
+        # An error about the loss of a rank, or the end of the job, is a consequence, not the cause.
         if error is not None and not isinstance(error, RankError | PeerLostError):
             raise error from RankError(
                 f"{why}; rank {outcome.place[1]} had failed:\n{outcome.trace}"
             )
-    unread = [one.trace for one in arrived.values() if one.trace and not one.value]
+    unread = [outcome.trace for outcome in arrived.values() if outcome.trace and not outcome.value]
     raise RankError("\n".join([why, *unread[:1]]))
 
 

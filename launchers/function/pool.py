@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from ringar.errors import DeadlineError, RankError
@@ -87,21 +86,21 @@ class Pool:
         except BaseException:
             self._stop(signal.SIGINT)
             raise
-        ended = None if self.is_alive else self._launcher
-        return outcomes.results(self._server.outcomes, self._size, ended)
+        launcher = None if self.is_alive else self._launcher
+        return outcomes.results(self._server.outcomes, self._size, launcher)
 
     def _wait(self, timeout: float | None) -> None:
         """Wait for all results, or the end of the job after an error."""
         begin = time.monotonic()
         while self.is_alive:
             complete = self._server.wait(self._size, _TICK)
-            if complete and not any(one.trace for one in self._server.outcomes.values()):
+            if complete and not any(outcome.trace for outcome in self._server.outcomes.values()):
                 return
             if timeout is not None and time.monotonic() - begin > timeout:
-                late = sorted(set(range(self._size)) - self._server.outcomes.keys())
+                ranks = sorted(set(range(self._size)) - self._server.outcomes.keys())
                 raise DeadlineError(
                     f"expected the function to return within {timeout:g} s on every rank, "
-                    f"still waiting for rank {', '.join(map(str, late))}"
+                    f"still waiting for rank {', '.join(map(str, ranks))}"
                 )
 
     def _stop(self, number: int) -> None:
@@ -123,10 +122,5 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -57,7 +57,7 @@ class Launcher:
     def wait(self, timeout: float | None) -> bool:
         """Show the output up to the end; return False if it did not come within `timeout`.
 
-        Whatever is raised meanwhile, such as KeyboardInterrupt, all ranks have ended afterwards.
+        All ranks have ended afterwards, also after an exception such as KeyboardInterrupt.
         """
         end = math.inf if timeout is None else clock.now() + timeout
         try:
@@ -71,7 +71,7 @@ class Launcher:
         finally:
             for pipe in (self._process.stdout, self._process.stderr):
                 assert pipe is not None
-                pipe.close()  # the launcher ends all ranks if nobody reads
+                pipe.close()  # the launcher ends all ranks without a reader
             self.code = self._process.wait()
         return in_time
 
@@ -87,7 +87,7 @@ class Launcher:
         except KeyboardInterrupt:
             self._stop(number)  # at the second signal the launcher kills
         except Exception:
-            return  # what could not be shown before cannot be shown now
+            return  # output that could not be shown before cannot be shown now
 
     def _show(self, end: float) -> bool:
         """Pass the output on until both pipes have ended; return False at the time `end`."""

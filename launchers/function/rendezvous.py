@@ -69,7 +69,7 @@ class Meeting(abc.ABC):
 
     @property
     def variable(self) -> str:
-        """What `meet` expects: the key, the port, the addresses, and who has logged in here."""
+        """The argument of `meet`: the key, the port, the addresses, and the login on this host."""
         port = self._socket.getsockname()[1]
         login = ",".join(os.environ.get(BY_SSH, "").split()) or "-"
         return f"{self._key.hex()} {port} {','.join(self._addresses)} {login}"
@@ -105,9 +105,9 @@ class Meeting(abc.ABC):
 def _listening(*, local: bool) -> socket.socket:
     """Return a socket that listens at this host's loopback address, or at all of its addresses."""
     if local:
-        here = addresses.loopback()
-        family = socket.AF_INET6 if ":" in here else socket.AF_INET
-        return socket.create_server((here, 0), family=family)
+        address = addresses.loopback()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, 0), family=family)
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # IPv6 is switched off
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -116,16 +116,16 @@ def _listening(*, local: bool) -> socket.socket:
 
 def _addresses(hosts: Sequence[str]) -> list[str]:
     """Return addresses of this host that processes on `hosts` may reach, the likeliest first."""
-    everywhere = [one for ones in addresses.of_interfaces().values() for one in ones]
-    others = addresses.not_loopback([*addresses.of_default_route(), *everywhere])
-    found = [*filter(None, map(addresses.towards, hosts)), *others]
-    # Their scope is an interface of this host; another host may have one of that name.
-    found.sort(key=lambda address: "%" in address)
-    return [*dict.fromkeys(found), socket.gethostname()]
+    local = [address for group in addresses.of_interfaces().values() for address in group]
+    fallbacks = addresses.not_loopback([*addresses.of_default_route(), *local])
+    candidates = [*filter(None, map(addresses.towards, hosts)), *fallbacks]
+    # Link-local addresses last: their scope is an interface here, and another host may lack it.
+    candidates.sort(key=lambda address: "%" in address)
+    return [*dict.fromkeys(candidates), socket.gethostname()]
 
 
 def meet(variable: str) -> Connection:
-    """Connect to a `Meeting`: at the address that sshd has told, then at those of the meeting.
+    """Connect to a `Meeting`: at the address that sshd reports, then at those of the meeting.
 
     Args:
         variable: its `variable`.
@@ -133,8 +133,8 @@ def meet(variable: str) -> Connection:
     Raises:
         ConnectionError: it answers at none of its addresses; the message names all of them.
     """
-    key, port, told, login = variable.split()
-    candidates = dict.fromkeys([*_caller_by_ssh(login), *told.split(",")])
+    key, port, meeting_addresses, login = variable.split()
+    candidates = dict.fromkeys([*_caller_by_ssh(login), *meeting_addresses.split(",")])
     faults = []
     for address in candidates:
         try:
@@ -160,13 +160,13 @@ def _caller_by_ssh(login: str) -> list[str]:
 
 def _connect(address: str, port: int, key: bytes) -> Connection:
     """Connect to an address, and prove that both sides know the key."""
-    there = socket.create_connection((address, port), _CONNECT_TIMEOUT)
-    there.settimeout(None)
-    _keep_alive(there)
-    connection = Connection(there.detach())
+    peer = socket.create_connection((address, port), _CONNECT_TIMEOUT)
+    peer.settimeout(None)
+    _keep_alive(peer)
+    connection = Connection(peer.detach())
     try:
         if not connection.poll(_CONNECT_TIMEOUT):
-            raise TimeoutError("who listens there says nothing")
+            raise TimeoutError("the program that listens there sends nothing")
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
     except BaseException:
@@ -200,7 +200,7 @@ class Server(Meeting):
         super().__init__(hosts, local=local)
         #: The outcomes of the last call, by rank, in the order of their arrival.
         self.outcomes: dict[int, Outcome] = {}
-        self._changed = threading.Condition()
+        self._change = threading.Condition()
         self._calls = 0 if last is None else 1
         self._message, self._is_last = last or b"", last is not None
 
@@ -210,20 +210,20 @@ class Server(Meeting):
 
     def call(self, message: bytes) -> None:
         """Give the ranks the next function; `outcomes` are then of this one."""
-        with self._changed:
+        with self._change:
             self._calls, self._message, self.outcomes = self._calls + 1, message, {}
-            self._changed.notify_all()
+            self._change.notify_all()
 
     def end(self) -> None:
         """Tell the ranks that there will be no other function: they end."""
-        with self._changed:
+        with self._change:
             self._is_last = True
-            self._changed.notify_all()
+            self._change.notify_all()
 
     def wait(self, count: int, seconds: float) -> bool:
         """Wait until so many outcomes have come; return whether they have."""
-        with self._changed:
-            return self._changed.wait_for(lambda: len(self.outcomes) >= count, seconds)
+        with self._change:
+            return self._change.wait_for(lambda: len(self.outcomes) >= count, seconds)
 
     def serve(self, connection: Connection) -> None:
         """Serve a rank; in an elastic job a process, which has the number of its slot.
@@ -235,20 +235,20 @@ class Server(Meeting):
             message, outcomes = self._message, self.outcomes
             connection.send_bytes(_MORE)
             connection.send_bytes(message)
-            with self._changed:
+            with self._change:
                 outcomes.pop(rank, None)  # of a process that has had this number before
             trace, value, place = (connection.recv_bytes() for _ in range(3))
             world, rank_there = map(int, place.split())
-            with self._changed:
+            with self._change:
                 outcomes[rank] = Outcome(trace.decode(), value, (world, rank_there))
-                self._changed.notify_all()
+                self._change.notify_all()
             connection.send_bytes(b"received")
         connection.send_bytes(_LAST)
 
     def _next(self, done: int) -> int:
         """Wait for a call after number `done`; return its number, or 0 at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._calls > done or self._is_last)
+        with self._change:
+            self._change.wait_for(lambda: self._calls > done or self._is_last)
             return self._calls if self._calls > done else 0
 
 

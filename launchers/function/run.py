@@ -85,20 +85,20 @@ def run(
     _refuse_inside_a_job()
     message = outcomes.message(function, args, kwargs)
     elastic = {"--min-np": min_np, "--max-np": max_np}
-    options = [*_given(elastic), *options]
+    options = [*_option_words(elastic), *options]
     arguments = _arguments(np, hosts, env, options)
     request = _request(arguments)
     if _is_elastic(request):
         return call_elastic(arguments, message, env or {}, timeout)
     choice = _choice(request)
-    others = [host.name for host in choice.hosts if not hosts_module.is_this_host(host.name)]
-    with Server(others, local=choice.launcher == "local", last=message) as server:
+    remote_hosts = [host.name for host in choice.hosts if not hosts_module.is_this_host(host.name)]
+    with Server(remote_hosts, local=choice.launcher == "local", last=message) as server:
         launcher = Launcher(arguments, {**os.environ, **(env or {}), VARIABLE: server.variable})
         if not launcher.wait(timeout):
-            late = sorted(set(range(choice.num_proc)) - server.outcomes.keys())
+            ranks = sorted(set(range(choice.num_proc)) - server.outcomes.keys())
             raise DeadlineError(
                 f"ringar.run: expected the function to end within {timeout:g} s on every rank, "
-                f"still waiting for rank {', '.join(map(str, late))}"
+                f"still waiting for rank {', '.join(map(str, ranks))}"
             )
     return outcomes.results(server.outcomes, choice.num_proc, launcher)
 
@@ -134,7 +134,7 @@ def _arguments(
 def call_elastic(
     arguments: Sequence[str], message: bytes, env: Mapping[str, str], timeout: float | None
 ) -> list[Any]:
-    """Call a function in an elastic job; return the results of those that have come to the end.
+    """Call a function in an elastic job; return the results of ranks that have come to the end.
 
     Args:
         arguments: the command line of `ringarrun`.
@@ -149,9 +149,10 @@ def call_elastic(
     """
     request = _request(arguments)
     names = [host.name for host in request.hosts]
-    others = [name for name in names if not hosts_module.is_this_host(name)]
-    is_here = not others and not request.discovery_script and request.launcher in ("auto", "local")
-    with Server(others, local=is_here, last=message) as server:
+    remote_hosts = [name for name in names if not hosts_module.is_this_host(name)]
+    can_spread = remote_hosts or request.discovery_script
+    is_local = not can_spread and request.launcher in ("auto", "local")
+    with Server(remote_hosts, local=is_local, last=message) as server:
         launcher = Launcher(arguments, {**os.environ, **env, VARIABLE: server.variable})
         if not launcher.wait(timeout):
             raise DeadlineError(
@@ -168,13 +169,13 @@ def _is_elastic(request: Request) -> bool:
         raise ValueError(f"ringar.run: {error}") from None
 
 
-def _given(options: Mapping[str, object]) -> list[str]:
+def _option_words(options: Mapping[str, object]) -> list[str]:
     """Return the words for the options that have a value."""
     return [f"{name}={value}" for name, value in options.items() if value is not None]
 
 
 def parsed(arguments: Sequence[str]) -> tuple[Request, Choice]:
-    """Return what the launcher will read in its arguments, and its choice of hosts and ranks.
+    """Return the request in the launcher's arguments, and its choice of hosts and ranks.
 
     Raises:
         ValueError: the launcher would refuse `arguments`.
@@ -184,14 +185,14 @@ def parsed(arguments: Sequence[str]) -> tuple[Request, Choice]:
 
 
 def _request(arguments: Sequence[str]) -> Request:
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(output):
             return options_module.request(options_module.parser().parse_args(arguments))
     except UsageError as error:
         raise ValueError(f"ringar.run: {error}") from None
     except SystemExit:
-        text = said.getvalue().strip().removeprefix("ringarrun: error: ")
+        text = output.getvalue().strip().removeprefix("ringarrun: error: ")
         raise ValueError(f"ringar.run: {text}") from None
 
 

@@ -1,1 +1,1 @@
-"""What the user asks for, and what follows from it, as plain data: hosts, CPUs, GPUs, ranks."""
+"""The user's request and the plan for it, as plain data: hosts, CPUs, GPUs, ranks."""

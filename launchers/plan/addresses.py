@@ -17,10 +17,10 @@ _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
 
 
 def of_interfaces() -> dict[str, list[str]]:
-    """Return the addresses of each network interface: that of IPv4 first, then those of IPv6."""
-    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    """Return the addresses of each network interface: first IPv4, then IPv6."""
+    interfaces: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for name, addresses in found.items():
+        for name, addresses in interfaces.items():
             with contextlib.suppress(OSError):  # an interface without an IPv4 address
                 request = struct.pack("256s", name.encode())
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
@@ -29,10 +29,10 @@ def of_interfaces() -> dict[str, list[str]]:
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
             digits, *_, name = line.split()
             address = ipaddress.IPv6Address(bytes.fromhex(digits))
-            found.setdefault(name, []).append(
+            interfaces.setdefault(name, []).append(
                 f"{address}%{name}" if address.is_link_local else str(address)
             )
-    return found
+    return interfaces
 
 
 def towards(host: str) -> str:
@@ -47,7 +47,7 @@ def towards(host: str) -> str:
 
 
 def of_default_route() -> list[str]:
-    """Return the addresses from which this host sends to hosts of no network of its own."""
+    """Return the addresses from which this host sends to hosts outside of its own networks."""
     # Addresses for documentation, which no network has.
     return [address for address in map(towards, ("192.0.2.1", "2001:db8::1")) if address]
 
@@ -61,7 +61,7 @@ def loopback() -> str:
 
 
 def _is_here(address: str) -> bool:
-    """Return whether this host has an address; `of_interfaces` lists the first of each by IPv4."""
+    """Return whether this host has `address`; `of_interfaces` has one of IPv4 per interface."""
     with contextlib.suppress(OSError):
         for family, kind, *_, bound in socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind) as probe:
@@ -71,13 +71,13 @@ def _is_here(address: str) -> bool:
 
 
 def not_loopback(addresses: Sequence[str]) -> list[str]:
-    """Return those of `addresses` at which other hosts could reach this one."""
+    """Return the `addresses` at which other hosts could reach this one."""
     return [text for text in addresses if text and not ipaddress.ip_address(text).is_loopback]
 
 
 def to_listen_at(
     interfaces: Sequence[str],
-    others: Sequence[str],
+    peers: Sequence[str],
     environ: Mapping[str, str],
     *,
     grows: bool = False,
@@ -87,7 +87,7 @@ def to_listen_at(
 
     Args:
         interfaces: those of `--network-interface`, by name or as subnets; empty for any.
-        others: the names of the other hosts.
+        peers: the names of the other hosts.
         environ: the environment, in which sshd tells the address that it was reached at.
         grows: whether other hosts may join later.
         seen_at: the addresses from which other hosts were reached, the launcher's.
@@ -95,35 +95,36 @@ def to_listen_at(
     Raises:
         UsageError: this host has none of the interfaces, or no address.
     """
-    own = of_interfaces()
+    local_interfaces = of_interfaces()
     if interfaces:
-        return _of_named(interfaces, own)
-    if not (others or grows):
+        return _of_named(interfaces, local_interfaces)
+    if not (peers or grows):
         return loopback()
-    everywhere = [address for addresses in own.values() for address in addresses]
+    everywhere = [address for addresses in local_interfaces.values() for address in addresses]
     by_ssh = environ.get("SSH_CONNECTION", "").split()[2:3]
-    # srun hands on the variable of another host; a host behind one of those sees that one's.
-    known = [text for text in (*seen_at, *by_ssh) if text in everywhere or _is_here(text)]
-    likely = [*map(towards, others), *known, *of_default_route(), *everywhere]
-    found = not_loopback(likely)
-    if not (found or others):
+    # Both may be of another host: srun hands on the variable of the host that it runs on, and a
+    # host that is reached through another one sees that one's address.
+    ssh_addresses = [text for text in (*seen_at, *by_ssh) if text in everywhere or _is_here(text)]
+    likely = [*map(towards, peers), *ssh_addresses, *of_default_route(), *everywhere]
+    candidates = not_loopback(likely)
+    if not (candidates or peers):
         return loopback()
-    if not found:
+    if not candidates:
         raise UsageError("expected a network interface besides the loopback, found none", 1)
-    return found[0]
+    return candidates[0]
 
 
-def _of_named(interfaces: Sequence[str], own: Mapping[str, Sequence[str]]) -> str:
-    everywhere = [address for addresses in own.values() for address in addresses]
-    for wanted in interfaces:
-        if "/" in wanted:
-            network = _network(wanted)
+def _of_named(interfaces: Sequence[str], local_interfaces: Mapping[str, Sequence[str]]) -> str:
+    everywhere = [address for addresses in local_interfaces.values() for address in addresses]
+    for interface in interfaces:
+        if "/" in interface:
+            network = _network(interface)
             inside = [text for text in everywhere if ipaddress.ip_address(text) in network]
         else:
-            inside = list(own.get(wanted, ()))
+            inside = list(local_interfaces.get(interface, ()))
         if inside:
             return inside[0]
-    with_address = ", ".join(name for name, addresses in own.items() if addresses)
+    with_address = ", ".join(name for name, addresses in local_interfaces.items() if addresses)
     raise UsageError(
         f"--network-interface: expected an interface of this host that has an address "
         f"({with_address}), received {','.join(interfaces)}"

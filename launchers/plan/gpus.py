@@ -1,4 +1,4 @@
-"""Deal the GPUs of a host out to its ranks: one each, in turn, or those that a cluster gives each.
+"""Deal the GPUs of a host out to its ranks: one each, in turn, or as a cluster's manager says.
 
 A rank with one visible GPU uses that one, in any program: TensorFlow takes the memory of all GPUs
 that it sees, and CuPy uses the first of them. Each host is asked for its own GPUs, so in a job of
@@ -33,8 +33,8 @@ def of_ranks(environ: Mapping[str, str], local_size: int) -> tuple[str | None, .
     check(environ)
     if gpus.mode(environ) != "each":
         return (None,) * local_size
-    given = environ.get(OF_RANKS_VARIABLE)
-    return deal(nvidia.visible_gpus(environ) if given is None else given.split(";"), local_size)
+    shares = environ.get(OF_RANKS_VARIABLE)
+    return deal(nvidia.visible_gpus(environ) if shares is None else shares.split(";"), local_size)
 
 
 def deal(visible: Sequence[str], local_size: int) -> tuple[str | None, ...]:

@@ -139,14 +139,14 @@ def _host(name: str, slots: str | None, where: str, form: str = "host:N") -> Hos
 
 
 def _without_duplicates(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
-    seen = set()
+    names = set()
     for host in hosts:
-        if host.name in seen:
+        if host.name in names:
             raise UsageError(
                 f"{where}: expected each host once, received {host.name!r} twice; "
                 "give it more slots instead"
             )
-        seen.add(host.name)
+        names.add(host.name)
     return tuple(hosts)
 
 
@@ -198,8 +198,8 @@ def is_this_host(name: str) -> bool:
     if name in _LOCAL_NAMES or name in names or name.partition(".")[0] == hostname:
         return True
     interfaces = addresses.of_interfaces().values()
-    here = {address.partition("%")[0] for each in interfaces for address in each}
+    local_addresses = {address.partition("%")[0] for group in interfaces for address in group}
     with contextlib.suppress(OSError, UnicodeError):  # an alias that ssh knows
-        found = {address[0] for *_, address in socket.getaddrinfo(name, None)}
-        return bool(found) and found <= here
+        targets = {address[0] for *_, address in socket.getaddrinfo(name, None)}
+        return bool(targets) and targets <= local_addresses
     return False

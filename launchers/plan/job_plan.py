@@ -47,7 +47,7 @@ RESERVED = frozenset(
 )
 
 PREFIX_VARIABLE = "RINGAR_PLACE_PREFIX"
-"""What further variables begin with that tell ranks their place: `HOROVOD_`, for example."""
+"""Names a prefix, such as `HOROVOD_`, of further variables that tell ranks their place."""
 
 
 @dataclass(frozen=True)
@@ -210,15 +210,15 @@ def variables(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
     Raises:
         UsageError: a variable is not set, or is reserved; the timeline cannot be written.
     """
-    found = _exports(request.exports, environ)
-    found.update(_timeouts(request))
+    settings = _exports(request.exports, environ)
+    settings.update(_timeouts(request))
     if request.gpus:
-        found[gpus.MODE_VARIABLE] = request.gpus
-    gpus_module.check({**environ, **found})
+        settings[gpus.MODE_VARIABLE] = request.gpus
+    gpus_module.check({**environ, **settings})
     if request.timeline:
         _check_timeline(request.timeline)
-        found[timeline.VARIABLE] = str(request.timeline)
-    return found
+        settings[timeline.VARIABLE] = str(request.timeline)
+    return settings
 
 
 def check_num_proc(num_proc: int, limit: int = MAX_LOCAL_RANKS) -> None:
@@ -236,7 +236,7 @@ def check_num_proc(num_proc: int, limit: int = MAX_LOCAL_RANKS) -> None:
 
 
 def program(request: Request, environ: Mapping[str, str]) -> Program:
-    """Find out what the ranks run.
+    """Find the program of the ranks.
 
     Args:
         request: the user's request.

@@ -1,4 +1,4 @@
-"""Find out what every rank runs: a Python script, a Python module, or any other program.
+"""Find the program of every rank: a Python script, a Python module, or any other program.
 
 `ringarrun train.py` and `ringarrun -m package.train` run with the Python of `ringarrun` itself, as
 with torchrun: ranks have the packages of the environment that `ringarrun` is installed in.
@@ -34,7 +34,7 @@ class Program:
 def resolve(
     words: Sequence[str], module: bool, path: str | None, python_path: str | None = None
 ) -> Program:
-    """Find out what the words behind the options of `ringarrun` run.
+    """Find the program that the words behind the options of `ringarrun` name.
 
     Args:
         words: a script, a module or a program, and its arguments.
@@ -115,8 +115,8 @@ def module_fault(name: str, folders: Sequence[str]) -> str:
         package, dot, last = part.rpartition(".")
         spec = _find(part, path or ())
         if spec is None:
-            known = _names((path or ()) if package else folders)
-            hints = (package + dot + close for close in close_to(last, known))
+            names = _names((path or ()) if package else folders)
+            hints = (package + dot + close for close in close_to(last, names))
             return f"{expected}, but there is no {part}{did_you_mean(hints)}"
         path = spec.submodule_search_locations
     if path is not None and not _find(f"{name}.__main__", path):
@@ -152,8 +152,8 @@ def _find(name: str, path: Sequence[str]) -> ModuleSpec | None:
         package.submodule_search_locations = portions
         return package
     # Built-in modules, and those of editable installations.
-    others = (finder for finder in sys.meta_path if finder is not PathFinder)
-    return next((spec for finder in others if (spec := finder.find_spec(name, path))), None)
+    finders = (finder for finder in sys.meta_path if finder is not PathFinder)
+    return next((spec for finder in finders if (spec := finder.find_spec(name, path))), None)
 
 
 def _names(folders: Iterable[str]) -> list[str]:

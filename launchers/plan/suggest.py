@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def close_to(word: str, known: Iterable[str]) -> list[str]:
-    """Return the names among `known` that `word` may have been meant to be, the likeliest first.
+def close_to(word: str, candidates: Iterable[str]) -> list[str]:
+    """Return the `candidates` that `word` may have been meant to be, the likeliest first.
 
-    Names that begin with `word` are preferred to names that are spelled alike.
+    Names that begin with `word` are preferred to names with a similar spelling.
     """
     import difflib  # only where something is wrong
 
-    names = sorted(set(known))
-    begun = [name for name in names if len(word.lstrip("-")) > 2 and name.startswith(word)]
-    return begun or difflib.get_close_matches(word, names, n=2, cutoff=0.7)
+    names = sorted(set(candidates))
+    completions = [name for name in names if len(word.lstrip("-")) > 2 and name.startswith(word)]
+    return completions or difflib.get_close_matches(word, names, n=2, cutoff=0.7)
 
 
 def did_you_mean(names: Iterable[str]) -> str:
     """Return the end of an error message that suggests `names`; "" if there are none."""
-    found = list(names)
-    if not found:
+    suggestions = list(names)
+    if not suggestions:
         return ""
-    *others, last = found
-    return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+    *head, last = suggestions
+    return f"; did you mean {', '.join(head)}{' or ' if head else ''}{last}?"

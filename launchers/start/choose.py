@@ -45,11 +45,11 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
         UsageError: the launcher cannot serve the hosts, there are fewer slots than ranks, or the
             number of ranks is unknown.
     """
-    given = scheduler_hosts.find(environ) if request.launcher != "local" else None
+    allocation = scheduler_hosts.find(environ) if request.launcher != "local" else None
     hosts, source = request.hosts, request.source
-    if not hosts and given is not None:
-        hosts, source = given.hosts, f"of the {given.scheduler} allocation"
-    scheduler = given.scheduler if given else None
+    if not hosts and allocation is not None:
+        hosts, source = allocation.hosts, f"of the {allocation.scheduler} allocation"
+    scheduler = allocation.scheduler if allocation else None
     launcher, second = request.launcher, None
     layout = fill(hosts, request.num_proc, source) if hosts else ()
     if launcher == "auto":
@@ -117,11 +117,11 @@ def _check_without_mpi(request: Request) -> None:
 
 
 def _check_local(request: Request, hosts: tuple[Host, ...]) -> None:
-    others = [host.name for host in hosts if not is_this_host(host.name)]
-    if others:
+    remote_hosts = [host.name for host in hosts if not is_this_host(host.name)]
+    if remote_hosts:
         raise UsageError(
-            f"--launcher local: expected hosts that are this one, received {', '.join(others)}; "
-            "leave --launcher out, or choose mpirun"
+            "--launcher local: expected hosts that are this one, received "
+            f"{', '.join(remote_hosts)}; leave --launcher out, or choose mpirun"
         )
     options = {
         "--mpi-args": request.mpi_args,
@@ -145,9 +145,9 @@ def _of_agent(request: Request) -> dict[str, object]:
 
 def _refuse(options: Mapping[str, object], reason: str) -> None:
     """Raise `UsageError` if any of `options` is given, since it would have no effect."""
-    given = [name for name, value in options.items() if value]
-    if given:
+    names = [name for name, value in options.items() if value]
+    if names:
         raise UsageError(
-            f"{', '.join(given)}: {reason}; leave {'it' if len(given) == 1 else 'them'} out, or "
+            f"{', '.join(names)}: {reason}; leave {'it' if len(names) == 1 else 'them'} out, or "
             "choose --launcher mpirun"
         )

@@ -1,6 +1,6 @@
 """Choose the variables that ranks on other hosts get from the environment of the launcher.
 
-They get all of them but those that describe this host, this login or this process: a rank on
+They get all variables but those that describe this host, this login or this process: a rank on
 another host has its own, or none.
 """
 
@@ -26,7 +26,7 @@ _STAY_PREFIXES = (
     *("SLURM", "PBS_", "LSB_", "PMI_", "PMIX_", "HYDRA_", "OMPI_COMM_", "PRTE_", "TORCHELASTIC_"),
 )
 
-#: With `--no-environment`, those without which a rank may not start, or would compute otherwise.
+#: With `--no-environment`: a rank may not start without these, or would compute otherwise.
 _NEEDED = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PYTHONUNBUFFERED")
 _NEEDED_PREFIXES = (
     *("RINGAR_", "TF_", "XLA_", "KERAS_", "OMP_", "CUDA_", "NCCL_"),

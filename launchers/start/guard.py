@@ -5,7 +5,7 @@
 The guard gives ranks on other hosts what `ringarrun` gives ranks of a local job: CPUs and a GPU of
 their own, whole lines of output with the rank in front, files of their output, and an end that
 leaves no process behind. And it gives the other ranks time to report a failure
-(`guard_ending.py`).
+(`guard_failure_policy.py`).
 """
 
 from __future__ import annotations
@@ -76,42 +76,42 @@ def place(environ: Mapping[str, str]) -> Place:
     )
 
 
-def make_plan(options: argparse.Namespace, here: Place) -> JobPlan:
+def make_plan(options: argparse.Namespace, position: Place) -> JobPlan:
     """Plan the job of the one rank."""
     usable = cpus.available()
-    sets = job_plan.cpu_sets(options.bind_to, here.local_size, usable)
-    gpu = gpus.of_ranks(os.environ, here.local_size)
+    sets = job_plan.cpu_sets(options.bind_to, position.local_size, usable)
+    gpu = gpus.of_ranks(os.environ, position.local_size)
     rank = RankPlan(
-        rank=here.rank,
-        size=here.size,
-        local_rank=here.local_rank,
-        local_size=here.local_size,
-        cpus=sets[here.local_rank],
-        sharing=sets.count(sets[here.local_rank]),
+        rank=position.rank,
+        size=position.size,
+        local_rank=position.local_rank,
+        local_size=position.local_size,
+        cpus=sets[position.local_rank],
+        sharing=sets.count(sets[position.local_rank]),
         by_mpi=True,
-        gpu=gpu[here.local_rank],
+        gpu=gpu[position.local_rank],
     )
     return JobPlan(
         # Each rank's own, which tells the processes of one rank from those of its neighbors.
-        job=f"{options.job}.{here.rank}",
+        job=f"{options.job}.{position.rank}",
         command=tuple(options.command),
         ranks=(rank,),
         prefix=options.prefix,
         output_folder=options.output_filename,
-        notice=_notice(here, gpu),
+        notice=_notice(position, gpu),
         kill_grace=options.kill_grace,
     )
 
 
-def _notice(here: Place, gpu: Sequence[str | None]) -> str:
+def _notice(position: Place, gpu: Sequence[str | None]) -> str:
     """Describe the GPUs of this host's ranks, in the guard of its first rank; "" in the others.
 
     srun may show other GPUs to each rank (`--gpus-per-task`), so each guard describes its own.
     """
-    if here.by_srun:
-        text = gpus.describe({here.rank: gpu[here.local_rank]})
+    if position.by_srun:
+        text = gpus.describe({position.rank: gpu[position.local_rank]})
     else:
-        text = gpus.describe(dict(enumerate(gpu)), "local rank") if here.local_rank == 0 else ""
+        text = gpus.describe(dict(enumerate(gpu)), "local rank") if position.local_rank == 0 else ""
     return f"on {socket.gethostname()}, {text}" if text else ""
 
 
@@ -131,7 +131,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def run(make: Callable[[], Runner | None]) -> int:
-    """Make a job and run it to its end; say what is wrong where it cannot be made.
+    """Make a job and run it to its end; print the error if it cannot be made.
 
     Returns:
         The exit code.
@@ -149,13 +149,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser(__doc__).parse_args(arguments)
 
     def make() -> Runner:
-        here = place(os.environ)
+        position = place(os.environ)
         check_executable(options.command[0], os.environ.get("PATH"))
         policy = GuardFailurePolicy(options.grace, options.asked_by)
         # mpirun and srun give the terminal to rank 0, and nothing to the others. The ranks of a
         # host find each other by MPI, and make a segment.
         start = Fork(stdin=lambda rank: 0, has_segment=False)
-        return Runner(make_plan(options, here), start, policy, asked_by=options.asked_by)
+        return Runner(make_plan(options, position), start, policy, asked_by=options.asked_by)
 
     return run(make)
 

@@ -52,7 +52,7 @@ BY_SLURM = "slurm"
 """In place of the number: SLURM tells it."""
 
 ANSWER = b"RINGAR-HOST "
-"""What the line with the addresses of a host begins with."""
+"""The beginning of the line with the addresses of a host."""
 
 _BACKLOG = 4096
 
@@ -66,15 +66,15 @@ class Control:
         self._unread = b""
 
     def next(self) -> dict[str, Any] | None:
-        """Wait for the next line and return what it says; None at the end."""
+        """Wait for the next line and return its message; None at the end."""
         while b"\n" not in self._unread:
             data = os.read(self.fd, 1 << 16)
             if not data:
                 return None
             self._unread += data
         line, self._unread = self._unread.split(b"\n", 1)
-        said: dict[str, Any] = json.loads(line)
-        return said
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def has_line(self) -> bool:
         """Return whether `next` would not wait, after it has returned."""
@@ -87,18 +87,18 @@ class Control:
     def take_lines(self, runner: Runner, take: Callable[[Mapping[str, Any]], None]) -> None:
         """Take the lines that have come, at least one."""
         while True:
-            said = self.next()
-            if said is None:
+            message = self.next()
+            if message is None:
                 runner.watch(self.fd, 0)
                 runner.on_signal(signal.SIGTERM)
                 return
-            take(said)
+            take(message)
             if not self.has_line():
                 return
 
 
 @dataclass(frozen=True)
-class Here:
+class JobHost:
     """This host in the job.
 
     Attributes:
@@ -119,8 +119,8 @@ class Here:
         return self.hosts[self.number].slots
 
 
-def take(control: Control, options: argparse.Namespace, *, grows: bool = False) -> Here | None:
-    """Take the line with the job, and bring this process where it says; None if there is none.
+def take(control: Control, options: argparse.Namespace, *, grows: bool = False) -> JobHost | None:
+    """Take the line with the job, and enter its folder and environment; None if there is none.
 
     Args:
         control: where the line comes from.
@@ -153,11 +153,11 @@ def take(control: Control, options: argparse.Namespace, *, grows: bool = False) 
     hosts = [Host(name, slots) for name, slots in job["hosts"]]
     text = os.environ[VARIABLE]
     number = int(os.environ["SLURM_NODEID"] if text == BY_SLURM else text)
-    others = [host.name for i, host in enumerate(hosts) if i != number]
+    peers = [host.name for i, host in enumerate(hosts) if i != number]
     address = addresses.to_listen_at(
-        job["interfaces"], others, os.environ, grows=grows, seen_at=job["seen_at"]
+        job["interfaces"], peers, os.environ, grows=grows, seen_at=job["seen_at"]
     )
-    return Here(hosts, number, functools.partial(_listen, address), job.get("stdin"))
+    return JobHost(hosts, number, functools.partial(_listen, address), job.get("stdin"))
 
 
 def make(options: argparse.Namespace) -> Runner | None:
@@ -167,23 +167,24 @@ def make(options: argparse.Namespace) -> Runner | None:
         UsageError: this host cannot run its ranks; the message says why.
     """
     control = Control()
-    here = take(control, options)
-    if here is None:
+    this_host = take(control, options)
+    if this_host is None:
         return None
-    listeners = [here.listen() for _ in range(here.slots)]
+    listeners = [this_host.listen() for _ in range(this_host.slots)]
     texts = [text_of(listener) for listener in listeners]
-    os.write(1, answer({"host": here.number, "addresses": texts}) + b"\n")
+    os.write(1, answer({"host": this_host.number, "addresses": texts}) + b"\n")
     rest = control.next()
     if rest is None:
         return None
-    world = file_with({"hosts": _numbers(here.hosts), **rest})
+    world = file_with({"hosts": _numbers(this_host.hosts), **rest})
     files = [
         {WORLD_VARIABLE: world, LISTENER_VARIABLE: listener.detach()} for listener in listeners
     ]
-    start = Fork(_stdin(here.stdin), closes=[LISTENER_VARIABLE])  # a rank that is gone is silent
+    # The listeners are closed here: otherwise peers could still connect to a dead rank's port.
+    start = Fork(_stdin(this_host.stdin), closes=[LISTENER_VARIABLE])
     policy = GuardFailurePolicy(options.grace, of_host=True)
-    runner = Runner(plan_of(options, here, files), start, policy, asked_by=signals.ASK)
-    control.follow(runner, lambda said: runner.on_signal(said["signal"]))
+    runner = Runner(plan_of(options, this_host, files), start, policy, asked_by=signals.ASK)
+    control.follow(runner, lambda message: runner.on_signal(message["signal"]))
     return runner
 
 
@@ -201,9 +202,9 @@ def _listen(address: str) -> socket.socket:
     return listener
 
 
-def answer(what: Mapping[str, object]) -> bytes:
-    """Return the line, without its end, that tells the launcher something."""
-    return ANSWER + json.dumps(what).encode()
+def answer(message: Mapping[str, object]) -> bytes:
+    """Return the line that takes a message to the launcher, without its end."""
+    return ANSWER + json.dumps(message).encode()
 
 
 def text_of(listener: socket.socket) -> str:
@@ -226,15 +227,17 @@ def file_with(world: Mapping[str, object]) -> int:
     return fd
 
 
-def plan_of(options: argparse.Namespace, here: Here, files: Sequence[Mapping[str, int]]) -> JobPlan:
+def plan_of(
+    options: argparse.Namespace, this_host: JobHost, files: Sequence[Mapping[str, int]]
+) -> JobPlan:
     """Plan the ranks of this host.
 
     Args:
         options: those of the guard.
-        here: this host in the job.
+        this_host: this host in the job.
         files: the open files that each rank inherits, by the variable that names them.
     """
-    hosts, number, slots = here.hosts, here.number, here.slots
+    hosts, number, slots = this_host.hosts, this_host.number, this_host.slots
     first = sum(host.slots for host in hosts[:number])
     size = sum(host.slots for host in hosts)
     sets = cpu_sets(options.bind_to, slots, cpus.available())

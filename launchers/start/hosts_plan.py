@@ -156,25 +156,26 @@ def _agent(
     request: Request, choice: Choice, environ: Mapping[str, str], launcher: str
 ) -> ssh.Agent | None:
     """Return the agent that reaches the hosts; None if srun does, the default in SLURM."""
-    asked = (request.ssh_command, request.ssh_port, request.ssh_identity, environ.get(ssh.VARIABLE))
+    options = (request.ssh_command, request.ssh_port, request.ssh_identity)
+    has_options = any(options) or environ.get(ssh.VARIABLE)
     by_slurm = choice.scheduler == "SLURM" and srun.is_there(environ)
-    if launcher == "srun" or (by_slurm and not any(asked)):
+    if launcher == "srun" or (by_slurm and not has_options):
         return None
-    return ssh.agent(*asked[:3], environ, choice.scheduler)
+    return ssh.agent(*options, environ, choice.scheduler)
 
 
 def _signals(
     launcher: str, mpirun: Mpi | None, kill_grace: float | None
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the signal that asks guards to stop, and those for ranks, by what mpirun passes on."""
+    """Return the signal that asks guards to stop, and those for ranks that mpirun passes on."""
     is_hydra = mpirun is not None and mpirun.family != mpi.OPEN_MPI
     if launcher == "ssh":
         return signals.ASK, (*signals.USER, *signals.JOB_CONTROL)
     if mpirun is None or (mpirun.major >= 5 and not is_hydra):
         return signals.ASK, signals.USER
     usable = (signal.SIGUSR1,) if is_hydra else signals.USER
-    taken = () if kill_grace is None else (signals.ASK_OF_OTHERS,)
-    return signals.ASK_OF_OTHERS, tuple(number for number in usable if number not in taken)
+    ask_signals = () if kill_grace is None else (signals.ASK_OF_OTHERS,)
+    return signals.ASK_OF_OTHERS, tuple(number for number in usable if number not in ask_signals)
 
 
 def _guard(

@@ -1,4 +1,4 @@
-"""Where a member of a cluster runs, and finds modules: ranks on its host do so, too.
+"""The folder and the module path of a member of a cluster, which ranks on its host share.
 
 The cluster's manager may have brought a program's files to the member, which its host has nowhere
 else. The member tells the ranks by an environment variable.
@@ -18,10 +18,10 @@ def of_this_process() -> str:
     return os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
 
 
-def folder_for(wanted: str) -> str:
-    """Return the folder that ranks start in: that of the member where the host lacks `wanted`."""
+def folder_for(folder: str) -> str:
+    """Return the folder that ranks start in: that of the member where the host lacks `folder`."""
     of_member = os.environ.get(VARIABLE, "").split(os.pathsep)[0]
-    return of_member if of_member and not os.path.isdir(wanted) else wanted
+    return of_member if of_member and not os.path.isdir(folder) else folder
 
 
 def take_modules() -> list[str]:

@@ -61,8 +61,8 @@ def has_fast_network() -> bool:
 def interpreter(command: Sequence[str], path: str | None) -> str:
     """Return the Python that ranks run: that of the command, or this one where it names none."""
     name = os.path.basename(command[0]) if command else ""
-    if re.fullmatch(r"python[\d.]*", name) and (found := shutil.which(command[0], path=path)):
-        return os.path.abspath(found)
+    if re.fullmatch(r"python[\d.]*", name) and (program := shutil.which(command[0], path=path)):
+        return os.path.abspath(program)
     return sys.executable
 
 
@@ -119,13 +119,13 @@ def find_mpirun(library: Mpi, python: str, environ: Mapping[str, str]) -> Mpi:
     Raises:
         UsageError: there is none, or only those of another MPI; the message names both.
     """
-    others = []
+    mismatches = []
     for path in _candidates(python, environ.get("PATH")):
-        found = _ask_program(path, environ)
-        if found is not None and found.family == library.family:
-            return Mpi(found.family, found.version, path)
-        others.append(f"{path} is of {found or 'an unknown MPI'}")
-    if not others:
+        mpirun = _ask_program(path, environ)
+        if mpirun is not None and mpirun.family == library.family:
+            return Mpi(mpirun.family, mpirun.version, path)
+        mismatches.append(f"{path} is of {mpirun or 'an unknown MPI'}")
+    if not mismatches:
         raise UsageError(
             f"expected an mpirun of {library}, the MPI of mpi4py in {python}, but there is none "
             "beside that Python or in PATH; "
@@ -134,18 +134,19 @@ def find_mpirun(library: Mpi, python: str, environ: Mapping[str, str]) -> Mpi:
         )
     raise UsageError(
         f"expected an mpirun of {library}, the MPI of mpi4py in {python}, but "
-        f"{' and '.join(others)}; install one of the two MPIs only, or put the right one into PATH"
+        f"{' and '.join(mismatches)}; install one of the two MPIs only, or put the right one into "
+        "PATH"
     )
 
 
 def _candidates(python: str, path: str | None) -> Iterator[str]:
-    seen = set()
+    places = set()
     beside = os.path.join(os.path.dirname(python), "mpirun")
     for name in (beside, "mpirun", "mpiexec"):
-        found = shutil.which(name, path=path)
-        if found and os.path.realpath(found) not in seen:
-            seen.add(os.path.realpath(found))
-            yield os.path.abspath(found)
+        program = shutil.which(name, path=path)
+        if program and os.path.realpath(program) not in places:
+            places.add(os.path.realpath(program))
+            yield os.path.abspath(program)
 
 
 def _ask_program(path: str, environ: Mapping[str, str]) -> Mpi | None:

@@ -22,7 +22,7 @@ from ringar.launchers.start.command import Command, Start
 
 #: Seconds that mpirun leaves the guards between SIGTERM and SIGKILL: they leave the ranks 3.
 _SIGKILL_TIMEOUT = 6
-#: The seconds of silence after which a host is probed, those between probes, and their number.
+#: Seconds of silence before a host is probed, seconds between probes, and their number.
 _KEEPALIVE = {"time": 10, "intvl": 5, "probes": 3}
 
 
@@ -59,20 +59,20 @@ def _has_prrte(start: Start) -> bool:
 
 def _runtime(start: Start) -> dict[str, str]:
     """Return the parameters of Open MPI's runtime, which starts daemons on the hosts."""
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     if start.agent is not None:
         ssh = "plm_ssh" if _has_prrte(start) else "plm_rsh"
-        found[f"{ssh}_agent"] = " ".join(start.agent.program)
+        parameters[f"{ssh}_agent"] = " ".join(start.agent.program)
         if start.agent.options:
-            found[f"{ssh}_args"] = " ".join(start.agent.options)
-        found[f"{ssh}_no_tree_spawn"] = "1"
+            parameters[f"{ssh}_args"] = " ".join(start.agent.options)
+        parameters[f"{ssh}_no_tree_spawn"] = "1"
         # In an allocation, too, the hosts are those that were checked, through the same agent.
-        found["plm"] = "ssh" if _has_prrte(start) else "rsh"
+        parameters["plm"] = "ssh" if _has_prrte(start) else "rsh"
         if "SLURM_JOB_ID" in start.environ:
-            found["ras"] = "^slurm"  # which refuses hosts that are not of the allocation
+            parameters["ras"] = "^slurm"  # which refuses hosts that are not of the allocation
     if start.interfaces:
-        found["oob_tcp_if_include"] = ",".join(start.interfaces)
+        parameters["oob_tcp_if_include"] = ",".join(start.interfaces)
     for name, value in _KEEPALIVE.items():
-        found[f"oob_tcp_keepalive_{name}"] = str(value)
-    found["odls_base_sigkill_timeout"] = str(_SIGKILL_TIMEOUT)
-    return found
+        parameters[f"oob_tcp_keepalive_{name}"] = str(value)
+    parameters["odls_base_sigkill_timeout"] = str(_SIGKILL_TIMEOUT)
+    return parameters

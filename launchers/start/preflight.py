@@ -73,7 +73,7 @@ class _Reply:
 
     answer: Mapping[str, Any] | None
     code: int = 0
-    said: str = ""
+    message: str = ""
 
 
 def check(job: HostsPlan) -> HostsPlan:
@@ -97,11 +97,11 @@ def examine(job: HostsPlan) -> tuple[HostsPlan, dict[str, str]]:
     """
     names = [host.name for host in job.start.hosts]
     if not names:
-        return job, {}  # srun will ask for hosts itself, and nobody knows them yet
+        return job, {}  # srun will ask for hosts itself, which are not known yet
     replies = _ask_all(job, names) if job.start.agent is not None else _ask_slurm(job, names)
     by_name = {name: _fault(job, name, replies[name]) for name in names}
     faults = {name: fault for name, fault in by_name.items() if fault}
-    return (_seen(job, replies) if job.start.agent is not None else job), faults
+    return (_with_ssh_addresses(job, replies) if job.start.agent is not None else job), faults
 
 
 def refusal(faults: Mapping[str, str], job: HostsPlan) -> UsageError:
@@ -119,14 +119,14 @@ def describe(faults: Mapping[str, str], job: HostsPlan, consequence: str) -> str
     return "\n".join(lines)
 
 
-def _seen(job: HostsPlan, replies: Mapping[str, _Reply]) -> HostsPlan:
-    others = [reply.answer or {} for name, reply in replies.items() if not is_this_host(name)]
-    found = dict.fromkeys(word for answer in others for word in answer.get("ssh", "").split()[:1])
-    if not found:
+def _with_ssh_addresses(job: HostsPlan, replies: Mapping[str, _Reply]) -> HostsPlan:
+    answers = [reply.answer or {} for name, reply in replies.items() if not is_this_host(name)]
+    clients = [word for answer in answers for word in answer.get("ssh", "").split()[:1]]
+    if not clients:
         return job
-    seen = {SEEN_AT_VARIABLE: ",".join(found)}
-    command = replace(job.command, environment={**job.command.environment, **seen})
-    return replace(job, command=command, environment={**job.environment, **seen})
+    variable = {SEEN_AT_VARIABLE: ",".join(dict.fromkeys(clients))}
+    command = replace(job.command, environment={**job.command.environment, **variable})
+    return replace(job, command=command, environment={**job.environment, **variable})
 
 
 def _question(job: HostsPlan) -> list[str]:
@@ -183,8 +183,12 @@ def _reply(process: subprocess.Popen[str], end: float) -> _Reply:
     except subprocess.TimeoutExpired:
         return _Reply(None, -1, f"no answer in {TIMEOUT:.0f} s")
     answers = _answers(out)
-    said = [line.strip() for line in err.splitlines() if line.strip()]
-    return _Reply(answers[0] if answers else None, process.returncode, said[-1] if said else "")
+    return _Reply(answers[0] if answers else None, process.returncode, _last_line(err))
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
 
 
 def _answers(out: str) -> list[Mapping[str, Any]]:
@@ -206,10 +210,9 @@ def _ask_slurm(job: HostsPlan, names: Sequence[str]) -> dict[str, _Reply]:
     ]
     process = _start(job, [*words, *_question(job)])
     out, err = _wait_for_srun(process)
-    found = {str(answer["host"]): answer for answer in _answers(out)}
-    said = [line.strip() for line in err.splitlines() if line.strip()]
-    lost = _Reply(None, process.returncode, said[-1] if said else "no answer from srun")
-    return {name: _Reply(found[name]) if name in found else lost for name in names}
+    answers = {str(answer["host"]): answer for answer in _answers(out)}
+    failure = _Reply(None, process.returncode, _last_line(err) or "no answer from srun")
+    return {name: _Reply(answers[name]) if name in answers else failure for name in names}
 
 
 def _of_a_new_job(job: HostsPlan) -> list[str]:
@@ -265,31 +268,31 @@ def _fault(job: HostsPlan, name: str, reply: _Reply) -> str:
     return str(answer["module_fault"])
 
 
-def _fault_of_mpi(here: Mpi, answer: Mapping[str, Any], install: str) -> str:
+def _fault_of_mpi(mpi: Mpi, answer: Mapping[str, Any], install: str) -> str:
     if "mpi" not in answer:
         return f"mpi4py does not load an MPI: {answer['mpi_error']}; {install} mpi4py"
-    there = identify(answer["mpi"])
-    if _differs(there, here):
-        return f"expected {here} for mpi4py, as here, received {there}; {install} the same MPI"
+    remote_mpi = identify(answer["mpi"])
+    if _differs(remote_mpi, mpi):
+        return f"expected {mpi} for mpi4py, as here, received {remote_mpi}; {install} the same MPI"
     return ""
 
 
-def _differs(there: Mpi | None, here: Mpi) -> bool:
-    return there is None or (there.family, there.major) != (here.family, here.major)
+def _differs(remote_mpi: Mpi | None, mpi: Mpi) -> bool:
+    return remote_mpi is None or (remote_mpi.family, remote_mpi.major) != (mpi.family, mpi.major)
 
 
 def _no_answer(job: HostsPlan, name: str, reply: _Reply) -> str:
-    said = reply.said or f"exit code {reply.code}, without a word"
+    message = reply.message or f"exit code {reply.code}, without a word"
     if reply.code in (126, 127):
         return (
-            f"expected Python at {job.python}, as here, but it does not run there: {said}; "
+            f"expected Python at {job.python}, as here, but it does not run there: {message}; "
             "install the same environment at the same path, or share the folder"
         )
     if job.start.agent is None:
-        return f"no answer through srun: {said}; try: srun --nodelist={name} true"
+        return f"no answer through srun: {message}; try: srun --nodelist={name} true"
     if is_this_host(name):
-        return f"{job.python} does not answer: {said}"
+        return f"{job.python} does not answer: {message}"
     return (
-        f"cannot be reached, or gives no answer: {said}; "
+        f"cannot be reached, or gives no answer: {message}; "
         f"try: {' '.join(job.start.agent.command(name, ['true']))}"
     )

@@ -1,4 +1,4 @@
-"""Start the ranks of a job on its hosts without MPI: what mpirun does for a job of MPI.
+"""Start the ranks of a job on its hosts without MPI, as mpirun does with MPI.
 
     ringarrun (supervisor.py) -> spread.py -> ssh (or srun) -> on each host: host_guard.py
 
@@ -46,7 +46,7 @@ from ringar.launchers.supervise.runner import Runner
 
 #: Seconds for the answers of all hosts; the check before the start has just heard from each.
 ANSWER_TIMEOUT = 60.0
-_LOOK = 1.0  # seconds between two looks for those that do not come
+_LOOK = 1.0  # seconds between two looks for hosts without an answer
 
 CLUSTER_AGENT = "ringar.launchers.cluster.agent"
 """In the place of ssh: it reaches this host, too, where a member holds the resources."""
@@ -56,7 +56,7 @@ COST_MODEL_VARIABLE = "RINGAR_COST_MODEL"
 SEEN_AT_VARIABLE = "RINGAR_SEEN_AT"
 """The addresses from which other hosts were reached by ssh, as they have seen them."""
 
-#: What the interpreter needs on another host before it can read the other variables.
+#: The variables that the interpreter needs on another host before it can read the others.
 _AT_ONCE = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
 
@@ -90,7 +90,7 @@ class Guards(Starter):
 
     Attributes:
         first_line: the job, as the next guard gets it.
-        on_answer: takes what a guard says.
+        on_answer: takes a message of a guard.
     """
 
     on_answer: Callable[[Mapping[str, Any]], None]
@@ -138,12 +138,12 @@ class Guards(Starter):
         self.on_answer(json.loads(line[len(ANSWER) :]))
         return True
 
-    def tell(self, way: Rank, what: object) -> None:
+    def tell(self, way: Rank, message: object) -> None:
         """Tell a guard something."""
         pipe = way.process.stdin
         assert pipe is not None
         with contextlib.suppress(BrokenPipeError):  # its end says more
-            pipe.write(json.dumps(what).encode() + b"\n")
+            pipe.write(json.dumps(message).encode() + b"\n")
             pipe.flush()
 
     def stop(self) -> None:
@@ -170,12 +170,12 @@ class Guards(Starter):
 
 
 class WayFailurePolicy(FailurePolicy):
-    """What a failure means for a job on hosts, of which it may lose some once all have answered.
+    """Decide on failures of a job on hosts, of which it may lose some once all have answered.
 
     Args:
         guards: the ways to the hosts.
         hosts: the hosts, with their ranks.
-        for_ranks: what each rank is told beside the addresses.
+        for_ranks: further data for each rank beside the addresses.
         job: its name.
         max_failures: how many ranks may fail while the others go on.
     """
@@ -292,7 +292,7 @@ def first_line(start: Start) -> dict[str, object]:
 
 
 def for_ranks() -> dict[str, object]:
-    """Return what all ranks must have read from the same file: the parameters of the network.
+    """Return the parameters of the network, which all ranks must have from the same file.
 
     Raises:
         UsageError: that file cannot be read.

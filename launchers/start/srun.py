@@ -81,8 +81,8 @@ def obstacle(mpi: Mpi, environ: Mapping[str, str]) -> str:
         if words is listed and kind not in answer.split():
             return f"{mpi} needs srun --mpi={kind}, which this SLURM does not have"
         if words is trial and result.returncode != 0:
-            said = [line.strip() for line in result.stderr.splitlines() if line.strip()]
-            return f"{mpi} needs srun --mpi={kind}, which does not work here: {said[:1]}"
+            lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+            return f"{mpi} needs srun --mpi={kind}, which does not work here: {lines[:1]}"
     return ""
 
 

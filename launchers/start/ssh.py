@@ -61,12 +61,12 @@ def agent(
     """
     path = environ.get("PATH")
     text = command or environ.get(VARIABLE, "")
-    own = _OF_SCHEDULER.get(scheduler or "", "")
+    substitute = _OF_SCHEDULER.get(scheduler or "", "")
     if not text:
-        text = own if own and shutil.which(own, path=path) else "ssh"
+        text = substitute if substitute and shutil.which(substitute, path=path) else "ssh"
     words = shlex.split(text)
-    found = shutil.which(words[0], path=path) if words else None
-    if found is None:
+    location = shutil.which(words[0], path=path) if words else None
+    if location is None:
         slurm = "; make srun visible in the container" if scheduler == "SLURM" else ""
         raise UsageError(
             f"{text or '--ssh-command'}: expected a program that runs commands on other hosts, "
@@ -74,7 +74,7 @@ def agent(
             f"{slurm}"
         )
     # As an absolute path: mpirun would look it up in its own PATH, from its own folder.
-    program = (os.path.abspath(found), *words[1:])
+    program = (os.path.abspath(location), *words[1:])
     options: list[str] = []
     if os.path.basename(words[0]) == "ssh":
         # ssh must not ask questions: nobody would answer.

@@ -1,6 +1,6 @@
 """Run a planned job of mpirun or srun: start the one command, pass its output on, end it.
 
-mpirun and srun watch the ranks. What is added here:
+mpirun and srun watch the ranks. The supervisor adds:
 
 - Signals. The first one becomes SIGTERM (for srun, too), which mpirun and srun pass on to the
   guards. The second one becomes SIGKILL, and so do `graces.COMMAND_KILL` seconds.
@@ -64,14 +64,14 @@ class Failure:
 
 
 class ReportFailurePolicy(FailurePolicy):
-    """What a failure means for a job of mpirun or srun, by the reports of its guards."""
+    """Decide on failures of a job of mpirun or srun, by the reports of its guards."""
 
     def __init__(self, job: HostsPlan) -> None:
         super().__init__()
         self.pattern = reports(job.job)
         self._job = job
         self._failures: list[Failure] = []
-        self._ended: set[int] = set()  # the ranks that came to their end without fault
+        self._good_ends: set[int] = set()  # the ranks that came to their end without fault
         self._last = b""  # the last line on the screen
 
     def show(self, data: bytes) -> None:
@@ -88,7 +88,7 @@ class ReportFailurePolicy(FailurePolicy):
             self._on_failure(rank, match)
 
     def _on_good_end(self, rank: int) -> None:
-        self._ended.add(rank)
+        self._good_ends.add(rank)
         if self.stop.signal and len(self._over()) == self._job.size:
             self.stop.at(clock.now())
 
@@ -129,7 +129,7 @@ class ReportFailurePolicy(FailurePolicy):
             return None
         return failures.first_cause(self._failures, lambda failure: failure.is_consequence)
 
-    def _lost(self) -> list[int]:
+    def _missing_ranks(self) -> list[int]:
         """Return the ranks without a report of their end, though the command ended with 0."""
         if self._status().exit_code or not self.goes_on() or self.stop.signal:
             return []
@@ -137,7 +137,7 @@ class ReportFailurePolicy(FailurePolicy):
 
     def _over(self) -> set[int]:
         """Return the ranks that have ended, well or not."""
-        return self._ended | {failure.rank for failure in self._failures}
+        return self._good_ends | {failure.rank for failure in self._failures}
 
     def _status(self) -> ExitStatus:
         return self.runner.ranks[0].status or ExitStatus(code=1)
@@ -150,11 +150,11 @@ class ReportFailurePolicy(FailurePolicy):
         elif cause is not None:
             if cause.line != self._last:  # mpirun, or other ranks, have said something since
                 self.runner.err.line(cause.line)
-        elif lost := self._lost():
-            numbers = ", ".join(map(str, lost))
+        elif ranks := self._missing_ranks():
+            numbers = ", ".join(map(str, ranks))
             self.runner.note(
                 f"expected the end of {self._job.size} ranks, but {self._job.launcher} has ended "
-                f"without rank{'' if len(lost) == 1 else 's'} {numbers}; a host may have died"
+                f"without rank{'' if len(ranks) == 1 else 's'} {numbers}; a host may have died"
             )
 
     def exit_code(self) -> int:
@@ -164,7 +164,7 @@ class ReportFailurePolicy(FailurePolicy):
         cause = self._cause()
         if cause is not None:
             return cause.status.exit_code
-        return 1 if self._lost() else self._status().exit_code
+        return 1 if self._missing_ranks() else self._status().exit_code
 
 
 class ReportStream(Stream):

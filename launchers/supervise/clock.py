@@ -1,6 +1,6 @@
 """The time of the launcher, which stands still while the job is stopped (Ctrl-Z).
 
-So what is due in some seconds is due in as many seconds of the job.
+So a deadline in some seconds is in as many seconds of the job.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import time
 
 _LATE = 1.0  # seconds, on a busy machine
 
-_stopped = 0.0  # seconds, up to now
+_stopped_seconds = 0.0  # seconds, up to now
 _stopped_at: float | None = None  # while it is
 
 
 def now() -> float:
     """Return the seconds since some moment, without those in which the job was stopped."""
-    return (time.monotonic() if _stopped_at is None else _stopped_at) - _stopped
+    return (time.monotonic() if _stopped_at is None else _stopped_at) - _stopped_seconds
 
 
 def select(
     poll: selectors.BaseSelector, timeout: float | None
 ) -> list[tuple[selectors.SelectorKey, int]]:
-    """Wait for events; what it takes beyond the timeout, while somebody has stopped us, is no time.
+    """Wait for events; time beyond the timeout does not count, since this process was stopped then.
 
-    A container that is paused tells nobody.
+    A container that is paused gets no signal that would tell.
     """
-    global _stopped
+    global _stopped_seconds
     begin = time.monotonic()
     events = poll.select(timeout)
     if timeout is not None and _stopped_at is None:
-        _stopped += max(time.monotonic() - begin - timeout - _LATE, 0.0)
+        _stopped_seconds += max(time.monotonic() - begin - timeout - _LATE, 0.0)
     return events
 
 
@@ -43,7 +43,7 @@ def stop() -> None:
 
 def go_on() -> None:
     """Let the time go on."""
-    global _stopped, _stopped_at
+    global _stopped_seconds, _stopped_at
     if _stopped_at is not None:
-        _stopped += time.monotonic() - _stopped_at
+        _stopped_seconds += time.monotonic() - _stopped_at
         _stopped_at = None

@@ -1,4 +1,4 @@
-"""What a failure means: whether the others go on, how long they have, whom the report names."""
+"""Failure policies: whether the others go on, how long they have, which rank the report names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Stop:
-    """The end of a job, and why it comes.
+    """The end of a job, and its cause.
 
     Attributes:
         signal: the first signal that told the launcher to stop; 0: none.
@@ -51,7 +51,7 @@ class Stop:
 
 
 class FailurePolicy:
-    """What a failure means for ranks on this host, below no guard; others are derived from it.
+    """Decide on failures of ranks on this host, below no guard; the base class of other policies.
 
     Attributes:
         failures: the ranks that failed before they were told to stop, in the order of their death.
@@ -80,7 +80,7 @@ class FailurePolicy:
         if rank.status is None:
             return
         self.note_obedience(rank.status.exit_code, now)
-        if rank.status.ok or rank.stopped or self.stop.signal:
+        if rank.status.ok or rank.is_stopped or self.stop.signal:
             return
         self.failures.append(rank)
         if self.goes_on():
@@ -113,12 +113,12 @@ class FailurePolicy:
 
     def kill_grace(self) -> float:
         """Return the seconds from SIGTERM to SIGKILL: other than usual only after a signal."""
-        asked = self.runner.job.kill_grace if self.stop.signal else None
-        return graces.KILL if asked is None else asked
+        grace = self.runner.job.kill_grace if self.stop.signal else None
+        return graces.KILL if grace is None else grace
 
     def report(self) -> None:
         """Tell the user why the job has ended, unless all ranks have ended well."""
-        for stream in self.runner.streams():  # what was read last
+        for stream in self.runner.streams():  # a fault of the last read
             self.runner.warn_of_copy(stream)
         if self.failures and not self.goes_on():
             text, tail = failures.report(self.last_ranks(), self.failures)

@@ -63,20 +63,20 @@ def report(ranks: Sequence[Rank], failures: Sequence[Rank]) -> tuple[str, list[b
             )
     text = f"rank {first.number} of {len(ranks)} {ending(first)}"
     later = [rank for rank in failures if rank is not first]
-    stopped = [rank for rank in ranks if rank.stopped]
+    stopped_ranks = [rank for rank in ranks if rank.is_stopped]
     if later:
         text += f"; {_names(later)} failed with it"
-    if stopped:
-        text += f"; {_names(stopped)} {'was' if len(stopped) == 1 else 'were'} stopped"
+    if stopped_ranks:
+        text += f"; {_names(stopped_ranks)} {'was' if len(stopped_ranks) == 1 else 'were'} stopped"
     return text, tail
 
 
 def cannot_execute(program: str, error: OSError) -> UsageError:
     """Return the error for a program that exists but does not start."""
-    missing = error.errno == errno.ENOENT
+    is_missing = error.errno == errno.ENOENT
     hint = (
         " (is the interpreter in its first line there?)"
-        if missing or error.errno == errno.ENOEXEC
+        if is_missing or error.errno == errno.ENOEXEC
         else ""
     )
     return UsageError(

@@ -1,4 +1,4 @@
-"""What a failure means for ranks below a guard, which reports to the launcher how they end.
+"""The failure policy of ranks below a guard, which reports to the launcher how they end.
 
 mpirun and srun kill all ranks within milliseconds after one has ended with an error. So the guard
 of a failed rank reports the failure, waits `--grace` seconds, and only then ends with the rank's
@@ -27,7 +27,7 @@ _TICK = 0.01  # seconds between two checks that it has read all output
 
 
 class GuardFailurePolicy(FailurePolicy):
-    """What a failure means for the ranks of a guard.
+    """Decide on failures of the ranks of a guard.
 
     Args:
         grace: seconds for the other ranks of the job after a failure.
@@ -59,7 +59,7 @@ class GuardFailurePolicy(FailurePolicy):
         self._report_failure(rank)
 
     def grace_after(self, rank: Rank) -> float:
-        """Return the seconds in which ranks say what they have lost, as on other hosts."""
+        """Return the seconds in which ranks report their own errors, as on other hosts."""
         return self._grace_for_others(rank) if self._of_host else super().grace_after(rank)
 
     def note_obedience(self, code: int, now: float) -> None:
@@ -81,7 +81,7 @@ class GuardFailurePolicy(FailurePolicy):
             if stop.signal == self._asked_by:
                 self._linger(self.kill_grace())  # mpirun kills all ranks when one guard ends
             return
-        # The others are reported.
+        # The earlier failures, which were allowed, have been reported.
         rank = failures.cause(self.failures[self.runner.job.max_failures :])
         if rank.status is not None and rank.status.signal == signal.SIGTERM:
             # srun stops rank and guard at once, and the guard may see the rank's end first.
@@ -107,7 +107,7 @@ class GuardFailurePolicy(FailurePolicy):
     def _say_to_launcher(self, rank: RankPlan, ending: str) -> None:
         """Report an end in the form of `reports`, in one piece.
 
-        mpirun reads some kilobytes at a time, and what it reads next may be of another rank. So the
+        mpirun reads some kilobytes at a time, and may read from another rank next. So the
         report waits until all that comes before it has been read, if that does not take long.
         """
         self.runner.flush()
@@ -123,8 +123,8 @@ class GuardFailurePolicy(FailurePolicy):
         if self._of_host and not self.stop.signal:
             return  # after a failure the other ranks of this host have had their time
         end = clock.now() + seconds
-        asked = int(self.stop.signal == self._asked_by)
-        while self.stop.count == asked and (rest := end - clock.now()) > 0:
+        count = int(self.stop.signal == self._asked_by)
+        while self.stop.count == count and (rest := end - clock.now()) > 0:
             self.runner.turn(min(rest, _PARENT_CHECK))
             if os.getppid() != self._parent:
                 return

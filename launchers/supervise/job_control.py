@@ -1,7 +1,7 @@
 """Stop the processes of a job with the launcher (Ctrl-Z), and let them go on with it (`fg`).
 
 Ranks are in sessions of their own, where the terminal does not reach them, and where the kernel
-ignores a SIGTSTP that nobody handles. So they get SIGSTOP. Time stands still for the launcher
+ignores a SIGTSTP without a handler. So they get SIGSTOP. Time stands still for the launcher
 meanwhile (clock.py), and for the deadlines of ranks (tf_ops/engine/wait.h).
 """
 
@@ -30,13 +30,13 @@ def stop(job: str, leaders: Iterable[int]) -> None:
         job: its name.
         leaders: the processes of its ranks.
     """
-    stopped: set[int] = set()
+    stopped_pids: set[int] = set()
     for _ in range(_ROUNDS):
-        pids = _processes(job, leaders) - stopped
+        pids = _processes(job, leaders) - stopped_pids
         if not pids:
             return
         janitor.signal_processes(pids, signal.SIGSTOP)
-        stopped |= pids
+        stopped_pids |= pids
 
 
 def go_on(job: str, leaders: Iterable[int]) -> None:

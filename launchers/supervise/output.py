@@ -35,7 +35,7 @@ class Screen:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.broken = False
-        self.lost = 0  # bytes that could not be written
+        self.lost_bytes = 0  # bytes that could not be written
         self.limit: int | None = None  # of the bytes that wait; more are lost
         self.error: OSError | None = None  # the last one, of a full disk, say
         self.has_warned = False  # the caller has told of it
@@ -56,7 +56,7 @@ class Screen:
         """
         end = self._waiting.rfind(b"\n", 0, _CHUNK) + 1 or _CHUNK
         try:
-            written = os.write(self.fd, self._waiting[:end])
+            count = os.write(self.fd, self._waiting[:end])
         except BlockingIOError:
             return
         except OSError as error:
@@ -65,17 +65,17 @@ class Screen:
             self.error = error
             self.drop()
             return
-        del self._waiting[:written]
+        del self._waiting[:count]
 
     def drop(self) -> None:
         """Count the bytes that wait as lost."""
-        self.lost += len(self._waiting)
+        self.lost_bytes += len(self._waiting)
         self._waiting.clear()
 
     def put(self, data: bytes) -> None:
         """Append bytes as they are."""
         if self.broken or (self.limit is not None and self.waiting > self.limit):
-            self.lost += len(data)
+            self.lost_bytes += len(data)
         elif data:
             self._waiting += data
             self._column_zero = data[-1:] in (b"\n", b"\r")
@@ -128,12 +128,12 @@ class Stream:
     Args:
         fd: the reading end of the pipe; closed by this object.
         screen: where the output is shown.
-        prefix: what each line begins with.
+        prefix: the beginning of each line.
         live: whether unfinished lines are shown (rank 0).
         raw: pass everything on as it comes, unchanged (a job of one rank without prefix).
         copy: a file that also gets all of it, unchanged.
         takes: called with each complete line; a line for which it returns True is not shown.
-        keeps: how lines begin that are never cut.
+        keeps: the beginning of lines that are never cut.
     """
 
     def __init__(

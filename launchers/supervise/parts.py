@@ -1,4 +1,4 @@
-"""Parts of a runner: how processes begin, and whether ranks change (third: `failure_policy.py`)."""
+"""Two parts of a runner, the starter and the joins; `failure_policy.py` has the third."""
 
 from __future__ import annotations
 

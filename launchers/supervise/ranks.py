@@ -54,7 +54,7 @@ class Rank:
     process: subprocess.Popen[bytes]
     streams: tuple[Stream, ...]
     status: ExitStatus | None = None
-    stopped: bool = False  # the launcher had told it to stop before it ended
+    is_stopped: bool = False  # the launcher had told it to stop before it ended
     recipient: int = 0  # the process that was told to stop
     helpers_told: bool = False  # its helpers have been told to stop, too
 
@@ -145,10 +145,10 @@ class ExitWatch:
 
     @property
     def poll_interval(self) -> float | None:
-        """Seconds after which to call `ended` without an event; None: never."""
+        """Seconds after which to call `ended_ranks` without an event; None: never."""
         return 0.02 if self._without else None
 
-    def ended(self) -> list[Rank]:
+    def ended_ranks(self) -> list[Rank]:
         """Return the ranks that have ended since the last call, in the order of their end."""
         ranks = []
         for pidfd, _ in self._epoll.poll(0):

@@ -4,12 +4,12 @@ One thread runs one loop. The loop never blocks on the reader of the output: a s
 not keep the launcher from noticing that a rank has died.
 
 A runner is made of parts. A *starter* (`fork.py`, `spread.py`, `supervisor.py`) begins processes
-and takes signals to them; a *failure policy* (`failure_policy.py`) says what a failure means;
+and takes signals to them; a *failure policy* (`failure_policy.py`) decides on failures;
 *joins* (`members.py`) let ranks change.
 
 Four events end a job, all in the same way: the launcher sends SIGTERM to the processes that still
 run, and SIGKILL `graces.KILL` seconds later, until no process of the job is left. After a signal
-`--kill-grace` may leave the ranks another time, in which they save what they have.
+`--kill-grace` may leave the ranks another time, in which they save their state.
 
 - All ranks have exited. Their background processes get `graces.LEFTOVER` seconds to follow.
 - More ranks have failed than may (`--max-failures`).
@@ -48,7 +48,7 @@ class Runner:
     Args:
         job: the job.
         start: how its processes begin.
-        failure_policy: what a failure means.
+        failure_policy: decides on failures.
         joins: lets ranks change; None: they stay.
         asked_by: the signal by which the launcher above asks to stop. None: this is the launcher,
             and stops with the ranks on Ctrl-Z.
@@ -147,12 +147,12 @@ class Runner:
     def _step(self, now: float) -> bool:
         """Take the actions that are due; return whether the job has ended."""
         self.failure_policy.step(now)
-        for rank in self._exits.ended():
+        for rank in self._exits.ended_ranks():
             rank.stderr.drain()  # its last lines tell the kind of failure
             self.joins.on_exit(rank, now)
         for stream in self.streams():
-            due = stream.prompt_due()
-            if due is not None and due <= now:
+            prompt_at = stream.prompt_due()
+            if prompt_at is not None and prompt_at <= now:
                 stream.show_prompt()
         stop = self.stop
         if self.start.carries_output:
@@ -188,7 +188,7 @@ class Runner:
         elif stop.kill_at is None and stop.term_at is not None and now >= stop.term_at:
             stop.kill_at = now + self.failure_policy.kill_grace()
             for rank in self.ranks:
-                rank.stopped = rank.status is None
+                rank.is_stopped = rank.status is None
             self.joins.on_stop()
             self.start.stop()
         elif stop.kill_at is not None:
@@ -230,10 +230,10 @@ class Runner:
             timeout: float | None = _TICK
         else:
             times = [stream.prompt_due() for stream in self.streams()]
-            dues = [due - now for due in times if due is not None]
+            pauses = [moment - now for moment in times if moment is not None]
             if self._exits.poll_interval is not None:
-                dues.append(self._exits.poll_interval)
-            timeout = max(0.0, min(dues)) if dues else None
+                pauses.append(self._exits.poll_interval)
+            timeout = max(0.0, min(pauses)) if pauses else None
         return self.joins.timeout(self.failure_policy.timeout(timeout))
 
     # Files
@@ -300,8 +300,8 @@ class Runner:
         for screen in (self.out, self.err):
             screen.drop()
         for name, screen, other in self.screens():
-            if screen.lost and other is not screen:
-                other.message(f"{screen.lost} bytes of the standard {name} are lost")
+            if screen.lost_bytes and other is not screen:
+                other.message(f"{screen.lost_bytes} bytes of the standard {name} are lost")
         self._write_rest()
 
     def _write_rest(self) -> None:

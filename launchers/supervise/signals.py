@@ -15,7 +15,7 @@ USER = (signal.SIGUSR1, signal.SIGUSR2)
 """The signals that are passed on to ranks with a handler for them."""
 
 JOB_CONTROL = (signal.SIGTSTP, signal.SIGCONT)
-"""Those of Ctrl-Z, and of `fg` after it."""
+"""The signals of Ctrl-Z, and of `fg` after it."""
 
 ASK = signal.SIGALRM
 """Asks guards to stop their ranks, which then have the time of `--kill-grace`.
@@ -68,13 +68,13 @@ class Signals:
 
     Args:
         action: called with the number of each signal, from `clear`.
-        more: other signals to treat so.
+        extras: other signals to treat so.
     """
 
-    def __init__(self, action: Callable[[int], None], more: Sequence[int] = ()) -> None:
+    def __init__(self, action: Callable[[int], None], extras: Sequence[int] = ()) -> None:
         self._action = action
         self._repetition = Repetition()
-        self._numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *USER, *JOB_CONTROL, *more)
+        self._numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *USER, *JOB_CONTROL, *extras)
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)

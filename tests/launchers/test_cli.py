@@ -231,7 +231,7 @@ def test_check_build_finds_the_version_of_an_installed_package() -> None:
     numpy = next(finding for finding in findings() if finding.name == "NumPy")
     import numpy as np
 
-    assert numpy.found
+    assert numpy.is_present
     assert numpy.detail == np.__version__
 
 

@@ -160,7 +160,7 @@ def test_hosts_that_are_absent_are_replaced_and_tried_again() -> None:
     """Slots of other hosts take the place of those that cannot be used."""
     fleet = Fleet("a:1,b:1,c:1", limits(2, 1))
     fleet.slots(None)
-    fleet.worlds.begin(0.0, absent=[0])
+    fleet.worlds.begin(0.0, absentees=[0])
     assert fleet.living() == ["b", "c"]
     fleet.enter(1, 2)
     fleet.worlds.step(0.0)

@@ -113,8 +113,8 @@ def test_a_job_that_asks_for_no_world_is_over_with_its_last_process() -> None:
 def test_a_slot_cools_down_from_its_second_failure_on() -> None:
     places = Slots(10.0, 25.0)
     assert places.free_at(1) == 0.0
-    assert [places.failed(1, 100.0) for _ in range(4)] == [0.0, 10.0, 20.0, 25.0]
+    assert [places.note_failure(1, 100.0) for _ in range(4)] == [0.0, 10.0, 20.0, 25.0]
     assert places.free_at(1) == pytest.approx(125.0)
-    assert places.failed(1, 125.0 + 25.1) == 0.0  # its last process has lived long
-    places.left(2, 100.0)
+    assert places.note_failure(1, 125.0 + 25.1) == 0.0  # its last process has lived long
+    places.note_departure(2, 100.0)
     assert places.free_at(2) == pytest.approx(110.0)

@@ -129,7 +129,7 @@ def Codistillation(  # a name of the family, for a function that returns an obje
 
 @dataclass(frozen=True)
 class _Settings:
-    """Hold what a codistilled model knows besides its layers.
+    """Hold the settings of a codistilled model.
 
     Attributes:
         process_set: the ranks of the group.
@@ -205,13 +205,13 @@ class CodistilledMixin:
 
 def _distances(settings: _Settings, teachers: Teachers, x: Any, y_pred: Any) -> tf.Tensor:
     """Return alpha times the mean distance from the teachers; 0 while there are none."""
-    own = tf.nest.flatten(y_pred)
-    of_teachers = teachers.predictions(x, own)
+    student_outputs = tf.nest.flatten(y_pred)
+    of_teachers = teachers.predictions(x, student_outputs)
     total = tf.add_n(
         [
             settings.distance(teacher, output)
             for outputs in of_teachers
-            for teacher, output in zip(outputs, own, strict=True)
+            for teacher, output in zip(outputs, student_outputs, strict=True)
         ]
     )
     weight = tf.where(teachers.is_ready, settings.alpha / len(of_teachers), 0.0)
@@ -298,8 +298,8 @@ def _check_files(callbacks: Any, settings: _Settings) -> None:
         (settings.group, places), name=_FILES.name
     )
     writer: dict[str, int] = {}
-    for group, written in of_ranks:
-        for path in written:
+    for group, paths in of_ranks:
+        for path in paths:
             if writer.setdefault(path, group) != group:
                 raise MismatchError(
                     _FILES.refusal(

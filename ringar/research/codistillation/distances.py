@@ -47,8 +47,8 @@ class KullbackLeibler(keras.losses.Loss):
             predictions = predictions[:, None]
         is_binary = predictions.shape[-1] == 1
         if self._from_logits and is_binary:
-            both = tf.concat([predictions, -predictions], axis=-1)
-            return tf.math.log_sigmoid(both)
+            class_logits = tf.concat([predictions, -predictions], axis=-1)
+            return tf.math.log_sigmoid(class_logits)
         if self._from_logits:
             return tf.nn.log_softmax(predictions)
         if is_binary:

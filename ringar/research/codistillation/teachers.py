@@ -13,9 +13,9 @@ may stop in different epochs. The rules are
 - After a meeting in which a rank had no data a group does not meet until its next epoch.
 - At the end of its training a group tells that, and there are no further meetings.
 
-So all ranks have equally many meetings. A group waits for another one for a period of its steps, or
-for the rest of its epoch: from one with fewer batches, the next meeting is in its next epoch. As
-everything is in the order of the program, a run has the same bits each time.
+So all ranks have equally many meetings. A group waits for another one for at most a period of that
+group's steps, or the rest of its epoch; a group with fewer batches meets again in its next epoch.
+As everything is in the order of the program, a run has the same bits each time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Teachers:
     ) -> None:
         self._model, self._roots, self._group = model, list(roots), group
         self._burn_in, self._period = burn_in, period
-        # What is no number with a fraction, as the state of a seed, is the rank's own.
+        # Weights of other dtypes, such as the state of a seed, stay the rank's own.
         self._copied = [v for v in model.weights if keras.backend.is_float_dtype(v.dtype)]
         with tf.init_scope():
             self._copies = [
@@ -70,14 +70,14 @@ class Teachers:
         return self._is_ready.read_value()
 
     def variables(self) -> list[tf.Variable]:
-        """Return the state with which a resumed run goes on; another `fit` ends by itself."""
+        """Return the state of a resumed run; `begin_training` sets the others."""
         copies = [variable for copies in self._copies for variable in copies]
         return [self._steps, self._is_ready, self._is_closed, *copies]
 
     # Predictions
 
     def predictions(self, x: Any, like: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-        """Return the predictions of each teacher; those of the model while there is none.
+        """Return the predictions of each teacher; the model's own while there is none.
 
         Args:
             x: the inputs of the model.
@@ -148,11 +148,11 @@ class Teachers:
 
     def _meet(self, has_data: bool = True, ends: bool = False) -> None:
         flags = tf.constant([float(has_data), float(ends)])
-        heard = allreduce(flags, Sum, name="codistillation/ranks")
-        have_all_data = heard[0] > place.size() - 0.5
+        counts = allreduce(flags, Sum, name="codistillation/ranks")
+        have_all_data = counts[0] > place.size() - 0.5
         act_if(have_all_data, self._copy)
         self._is_closed.assign(~have_all_data)
-        self._has_ended.assign(heard[1] > 0.5)
+        self._has_ended.assign(counts[1] > 0.5)
 
     def _copy(self) -> None:
         tensors = [tf.convert_to_tensor(variable) for variable in self._copied]

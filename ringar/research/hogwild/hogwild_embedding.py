@@ -22,10 +22,10 @@ class HogwildEmbedding(keras.layers.Embedding):
     and the step adds what it has changed in these rows. Other rows are not read, unless the
     optimizer computes with them. With `keras.layers.Embedding` a step reads the whole table.
 
-    Weights and arguments are those of `keras.layers.Embedding`: `set_weights` of either takes those
+    Weights and arguments are as in `keras.layers.Embedding`: `set_weights` of either takes those
     of the other. Without `ringar.Hogwild`, and outside training, it is that layer.
 
-    What an optimizer changes in rows outside the batch, by momentum or weight decay, is not shared.
+    Changes of rows outside the batch, by momentum or weight decay, are not shared.
 
     Args:
         input_dim: the number of rows.
@@ -78,7 +78,7 @@ class HogwildEmbedding(keras.layers.Embedding):
             tf.IndexedSlices(tf.ensure_shape(shared, rows_of_table.shape), rows)
         )
 
-    def _rows(self, rows: np.ndarray, own: np.ndarray) -> np.ndarray:
+    def _rows(self, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Return rows that the ranks share; if they share none yet, this rank's own."""
         shared = shared_of(self.embeddings)
-        return own if shared is None else shared.read_rows(rows)
+        return values if shared is None else shared.read_rows(rows)

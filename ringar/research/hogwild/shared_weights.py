@@ -6,7 +6,7 @@ variables of its own, which are copies of what it has read last. Around a step:
     read    of a table the rows of the batch, in its lookup; other variables were read behind the
             step before
     step    the optimizer changes this rank's variables
-    add     what it has changed is added to the windows, and the sums are read
+    add     the changes are added to the windows, and the sums are read
 
 The addition is `ringar.Window.update`: an element that nobody has changed since it was read gets
 the new value bit for bit. So ranks whose steps touch different elements, or one rank, compute what
@@ -40,7 +40,7 @@ FIRST = 0
 DTYPES = ("float32", "float64", "int32", "int64")
 """The dtypes of variables that can be shared."""
 
-_WHOLE = np.zeros(1, np.int64)
+_ONLY_ROW = np.zeros(1, np.int64)
 
 
 class SharedVariable:
@@ -73,15 +73,15 @@ class SharedVariable:
         length = size if or_all(process_set).rank() == FIRST else 0
         dtype = keras.backend.standardize_dtype(variable.dtype)
         self._window = Window(length, dtype, process_set, name=f"hogwild/{number}")
-        self._way = {"lock": lock, "atomic": atomic}
+        self._options = {"lock": lock, "atomic": atomic}
 
     def read_rows(self, rows: np.ndarray) -> np.ndarray:
         """Return rows as they are now."""
         return self._window.gather(FIRST, rows, self._width)
 
     def update(self, rows: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """Add what has changed in rows, and return them as they are then."""
-        return self._window.update(FIRST, rows, before, after, **self._way)
+        """Add the changes of rows, and return the sums."""
+        return self._window.update(FIRST, rows, before, after, **self._options)
 
     def write(self) -> None:
         """Put the values of this rank into the window."""
@@ -93,7 +93,7 @@ class SharedVariable:
 
 
 class _Change(NamedTuple):
-    """What a step may change: rows of a variable, and their values before it."""
+    """The target of a step: rows of a variable, and their values before it."""
 
     shared: SharedVariable
     rows: Any
@@ -156,16 +156,16 @@ class SharedWeights(Period):
     @tf.autograph.experimental.do_not_convert
     def begin_step(self, gradients: Sequence[Any], variables: Variables, loss_scale: Any) -> None:
         """Note the values before the step."""
-        both = zip(gradients, variables or (), strict=True)
-        changes = (self._change(gradient, variable) for gradient, variable in both)
+        pairs = zip(gradients, variables or (), strict=True)
+        changes = (self._change(gradient, variable) for gradient, variable in pairs)
         self._changes = [change for change in changes if change is not None]
 
     @tf.autograph.experimental.do_not_convert
     def end_step(self) -> None:
-        """Add what the step has changed to the shared weights; read those that are no tables."""
+        """Add the changes of the step to the shared weights; read all but tables."""
         assert self._steps is not None
         changes, self._changes = self._changes, []
-        whole = [change.shared.variable for change in changes if not change.shared.is_table]
+        variables = [change.shared.variable for change in changes if not change.shared.is_table]
         tensors = [
             tensor
             for change in changes
@@ -173,9 +173,9 @@ class SharedWeights(Period):
         ]
         # Functions in the graph must not hold tensors of it.
         act = _Act([change.shared for change in changes])
-        results = [tf.TensorSpec(variable.shape, variable.dtype) for variable in whole]
+        results = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
         now = host_call(act, tensors, results, "Hogwild")
-        for variable, value in zip(whole, now, strict=True):
+        for variable, value in zip(variables, now, strict=True):
             variable.assign(value)
         size = float(or_all(self._process_set).size())
         share.record(  # no rank waits for another one in a step: all are idle at once
@@ -194,7 +194,7 @@ class SharedWeights(Period):
         barrier(name="hogwild", process_set=self._process_set)
 
     def _average(self) -> None:
-        """Average the moving averages of `use_ema`, which each rank has of what it has read."""
+        """Average the moving averages of `use_ema`, which each rank has of its own reads."""
         owners = slots.owners(self._optimizer) if self._optimizer.built else []
         for slot, (_, name) in zip(self._optimizer.variables, owners, strict=False):
             if name == slots.AVERAGES:
@@ -212,7 +212,7 @@ class SharedWeights(Period):
                 "`trainable_variables` must be those of the first step, whose values the ranks "
                 f"share. Received: {getattr(variable, 'path', variable)!r}, which is new"
             )
-        rows: Any = _WHOLE
+        rows: Any = _ONLY_ROW
         if shared.is_table:
             if gradient is None:
                 return None
@@ -237,7 +237,7 @@ def sharing(lock: bool, atomic: bool, process_set: ProcessSet | None) -> Exchang
 
 
 class _Act:
-    """Update shared variables with the arrays of a step; return those that are no tables."""
+    """Update shared variables with the arrays of a step; return all but tables."""
 
     def __init__(self, shared: Sequence[SharedVariable]) -> None:
         self._shared = list(shared)
@@ -262,7 +262,7 @@ def shared_of(variable: Any) -> SharedVariable | None:
 
 
 def _values(shared: SharedVariable, rows: Any) -> tf.Tensor:
-    """Return this rank's values of what a step may change."""
+    """Return this rank's values that a step may change."""
     if shared.is_table:
         return tf.gather(shared.variable.value, rows)
     return tf.convert_to_tensor(shared.variable)

@@ -2,7 +2,7 @@
 
 Ranks update different variables of one model at once. A scheduler chooses, round by round,
 variables that change most and depend on each other little, and shares them out to the ranks.
-`Problem` is what a user writes, `run` runs it, and `Lasso` and `MatrixFactorization` are two such
+Users derive from `Problem`, `run` runs it, and `Lasso` and `MatrixFactorization` are two such
 problems.
 """
 

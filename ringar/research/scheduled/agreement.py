@@ -1,4 +1,4 @@
-"""Errors that concern all ranks: what one rank finds wrong ends the run on every rank.
+"""Errors that concern all ranks: a fault that one rank finds ends the run on every rank.
 
 Ranks compute by themselves between two exchanges. Before each exchange they compare one number
 each, a digest, or a mark that a rank has failed, so that no rank waits for one that will not come.
@@ -31,9 +31,8 @@ FAILED = -1
 class Agreement:
     """Run steps on each rank, and raise on all ranks where one has failed or differs."""
 
-    def __init__(self, what: str, process_set: ProcessSet | None) -> None:
-        self._call = Call("allgather", name=f"scheduled.{what}")
-        self._what = what
+    def __init__(self, subject: str, process_set: ProcessSet | None) -> None:
+        self._call = Call("allgather", name=f"scheduled.{subject}")
         self._ranks = or_all(process_set)
         self._error: Exception | None = None
         self._may_differ = False  # other ranks may be in a collective of a step
@@ -90,7 +89,7 @@ class Agreement:
         """Raise on every rank if one has failed, or if ranks have other arrays. Collective.
 
         Args:
-            where: what the ranks did, for the error.
+            where: the step of the ranks, for the error.
             arrays: must be equal on all ranks.
             remedy: advice for ranks with different arrays.
 
@@ -108,18 +107,19 @@ class Agreement:
                 self._call.refusal(f"the same {where} on every rank", f"digests {received}", remedy)
             )
 
-    def _compare(self, own: int) -> np.ndarray:
+    def _compare(self, number: int) -> np.ndarray:
         """Return the numbers of all ranks."""
         try:
-            return self._gather(own)
+            return self._gather(number)
         except MismatchError as error:
             if not self._may_differ:
                 raise
             self._error = self._error or error
         return self._gather(FAILED)
 
-    def _gather(self, own: int) -> np.ndarray:
-        return allgather(np.array([own], np.int64), name=self._call.name, process_set=self._ranks)
+    def _gather(self, number: int) -> np.ndarray:
+        numbers = np.array([number], np.int64)
+        return allgather(numbers, name=self._call.name, process_set=self._ranks)
 
     def _fail(self, where: str) -> None:
         """Raise this rank's error, or that of the first rank that has one. Collective.

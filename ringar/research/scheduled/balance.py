@@ -15,7 +15,7 @@ def balance(costs: np.ndarray, ranks: int) -> list[np.ndarray]:
     2016) balance blocks of variables in this way. The result is the same on all ranks.
 
     Args:
-        costs: what each item costs, (items,), not negative.
+        costs: the cost of each item, (items,), not negative.
         ranks: the number of ranks.
 
     Returns:
@@ -33,7 +33,7 @@ def balance(costs: np.ndarray, ranks: int) -> list[np.ndarray]:
     if ranks < 1:
         raise ValueError(f"`ranks` must be positive. Received: {ranks}")
     blocks: list[list[int]] = [[] for _ in range(ranks)]
-    # Least cost first, then fewest items: those that cost nothing are shared out, too.
+    # Least cost first, then fewest items: items that cost nothing are shared out, too.
     least = [(0.0, 0, rank) for rank in range(ranks)]
     for item in np.argsort(-costs, kind="stable"):
         cost, items, rank = heapq.heappop(least)

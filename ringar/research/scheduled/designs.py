@@ -30,7 +30,8 @@ Step = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Returns the changes of some variables, given their inner products with the residual."""
 
 CONSTANT = 1e-24
-"""A column is constant if this is left of its squares by centering: rounding leaves 1e-30."""
+"""A column is constant if centering leaves at most this part of its squares; rounding leaves 1e-30.
+"""
 
 
 class Design(abc.ABC):
@@ -41,7 +42,7 @@ class Design(abc.ABC):
         residual: its part of the residual, and `target` of y.
         rows: the number of rows of all ranks.
         squares: the squared lengths of all columns, (d,); `lengths` their roots, or 1.
-        means: what was subtracted from all columns, (d,), and `target_mean` from y.
+        means: the means subtracted from all columns, (d,), and `target_mean` from y.
         constant: marks columns that are zero once they are centered.
         owners: the rank that computes the step of each variable; None: all do.
     """
@@ -93,11 +94,11 @@ class Design(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def describe(x: np.ndarray, y: np.ndarray) -> dict[str, object]:
-        """Return what must be equal on all ranks."""
+        """Return the properties that must be equal on all ranks."""
 
     @abc.abstractmethod
     def survey(self, candidates: np.ndarray) -> np.ndarray:
-        """Return this rank's part of what `correlations` needs."""
+        """Return this rank's part of the data for `correlations`."""
 
     @abc.abstractmethod
     def correlations(self, candidates: np.ndarray, surveyed: np.ndarray) -> np.ndarray:
@@ -131,8 +132,8 @@ class Rows(Design):
     """Cut by rows: each rank has some examples, with all variables."""
 
     def _measure(self, intercept: bool) -> None:
-        own = [self.columns.sum(axis=1), [self.residual.sum(), len(self.residual)]]
-        *sums, total, rows = self._sum(np.concatenate(own))
+        parts = [self.columns.sum(axis=1), [self.residual.sum(), len(self.residual)]]
+        *sums, total, rows = self._sum(np.concatenate(parts))
         self.rows = int(rows)
         self.means, self.target_mean = np.array(sums) / rows * intercept, total / rows * intercept
         self.columns -= self.means[:, np.newaxis]
@@ -141,7 +142,7 @@ class Rows(Design):
 
     @staticmethod
     def describe(x: np.ndarray, y: np.ndarray) -> dict[str, object]:
-        """Return what must be equal on all ranks: the number of columns."""
+        """Return the property that must be equal on all ranks: the number of columns."""
         return {"number of columns of `x`": x.shape[1]}
 
     def survey(self, candidates: np.ndarray) -> np.ndarray:
@@ -195,12 +196,12 @@ class Columns(Design):
 
     @staticmethod
     def describe(x: np.ndarray, y: np.ndarray) -> dict[str, object]:
-        """Return what must be equal on all ranks: `y`."""
+        """Return the properties that must be equal on all ranks: those of `y`."""
         return {"number of rows of `x`": x.shape[0], "digest of `y`": digest([y])}
 
     def survey(self, candidates: np.ndarray) -> np.ndarray:
         """Return the candidates' columns, zeros for those of other ranks."""
-        is_own, places = self._own(candidates)
+        is_own, places = self._local_places(candidates)
         surveyed = np.zeros((len(candidates), self.rows + 1))
         surveyed[is_own, :-1] = columns = self.columns[places]
         surveyed[is_own, -1] = columns @ self.residual
@@ -213,7 +214,7 @@ class Columns(Design):
 
     def push(self, picked: np.ndarray, step: Step) -> np.ndarray:
         """Return the changes of the residual and of the variables by this rank's steps."""
-        is_own, places = self._own(picked)
+        is_own, places = self._local_places(picked)
         columns = self.columns[places]
         changes = np.zeros(len(picked))
         changes[is_own] = step(picked[is_own], columns @ self.residual)
@@ -235,7 +236,7 @@ class Columns(Design):
             allreduce(np.array(steepness), Max, name="scheduled.steepest", process_set=self.ranks)
         )
 
-    def _own(self, variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _local_places(self, variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which variables are this rank's, and their places in `columns`."""
         places = variables - self._first
         is_own = (places >= 0) & (places < len(self.columns))

@@ -1,6 +1,6 @@
 """`MatrixFactorization`: stochastic gradient descent on blocks that share no row and no column.
 
-`ringar.parallel.scheduled.strata` says how the ranks divide the work.
+`strata.py` says how the ranks divide the work.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class MatrixFactorization:
         mean_: the mean of all known elements.
         objectives_: the objective at first and after each epoch.
 
-    All ranks have the same attributes. `fit` checks the arguments, not the constructor: so all
-    ranks learn of one that is wrong on some.
+    All ranks have the same attributes. `fit` checks the arguments, not the constructor, so that a
+    wrong argument on one rank is an error on all.
 
     Example:
     ```python

@@ -21,8 +21,8 @@ MARGIN = 1e-6
 """Beyond the rounding of correlations in float64."""
 
 ROUNDING = 1e-12
-"""So much above `rho` is still `rho`: a correlation of just that is rounded up on some processors,
-and down on others."""
+"""A correlation passes up to this much above `rho`: one of just `rho` is rounded up on some
+processors, and down on others."""
 
 
 class Independent:
@@ -39,15 +39,15 @@ class Independent:
         self._correlations = correlations
         self._conflicts = np.abs(correlations) > rho + ROUNDING
         self._blocked = np.zeros(size, bool)
-        self._taken: list[int] = []
-        # The inverse of the Cholesky factor of 2 I - G of those taken.
+        self._selection: list[int] = []
+        # The inverse of the Cholesky factor of 2 I - G of the selection.
         self._inverse = np.zeros((size, size))
 
     def take(self, candidate: int) -> bool:
         """Take a candidate if it is independent of those taken; return whether it is."""
         if self._blocked[candidate]:
             return False
-        columns, count = self._taken, len(self._taken)
+        columns, count = self._selection, len(self._selection)
         inverse = self._inverse[:count, :count]
         row = -(inverse @ self._correlations[columns, candidate])
         rest = 1.0 - row @ row

@@ -100,7 +100,7 @@ class LassoProblem(Problem):
         return 0.0 if primal == 0 else (primal - dual) / primal
 
     def describe(self) -> dict[str, object]:
-        """Return what must be equal on all ranks."""
+        """Return the settings that must be equal on all ranks."""
         return {
             **super().describe(), "`alpha`": self.alpha, "`scheduler`": self.scheduler.describe(),
         }  # fmt: skip
@@ -152,8 +152,8 @@ class Lasso:
         dual_gap_: the duality gap at the end, in the unit of the objective.
         converged_: whether it is as small as `tolerance` asks; if not, rank 0 warns.
 
-    All ranks have the same attributes. `fit` checks the arguments, not the constructor: so all
-    ranks learn of one that is wrong on some.
+    All ranks have the same attributes. `fit` checks the arguments, not the constructor, so that a
+    wrong argument on one rank is an error on all.
 
     Example:
     ```python
@@ -212,12 +212,12 @@ class Lasso:
         agreement.settle("data")
         assert problem is not None  # or else `settle` has raised
         design = problem.design
-        every = self.every
-        if every is None:
-            every = max(1, problem.variables // self.scheduler.picks // 2)
+        interval = self.every
+        if interval is None:
+            interval = max(1, problem.variables // self.scheduler.picks // 2)
         with np.errstate(over="ignore", invalid="ignore"):  # `run` looks at the objective
             history = run(
-                problem, self.rounds, tolerance=self.tolerance, every=every, callbacks=callbacks
+                problem, self.rounds, tolerance=self.tolerance, every=interval, callbacks=callbacks
             )
         gap = agreement.number("`gap`", partial(problem.gap, history.objectives))
         self.coef_ = problem.coefficients

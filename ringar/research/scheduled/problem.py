@@ -1,4 +1,4 @@
-"""`Problem`: the base class of what is solved by scheduled model parallelism.
+"""`Problem`: the base class of problems for scheduled model parallelism.
 
 A round of Kim et al. (EuroSys 2016, section 2) has three steps. `schedule` chooses blocks of
 variables, one for each rank, that may change at the same time. `push` computes a rank's part of the
@@ -9,10 +9,10 @@ changes. `pull` applies the sum of all parts.
     for round t + 1    |     survey -----'                 '-> sum of the surveys --.
                        '----------------------------- in round t + 1 --------------'
 
-Whether variables depend on each other is a question to the data, which lie on all ranks. `survey`
-is a rank's part of the answer for the *next* round, and travels with the parts of this one. So a
-round has one exchange, and scheduling waits for no message of its own; what it knows of the
-variables is one round old, as in the pipelined scheduler of the paper (section 3).
+The data, which lie on all ranks, tell whether variables depend on each other. `survey` returns a
+rank's part of the answer for the *next* round, and travels with the changes of this one. So a round
+has one exchange, and scheduling waits for no message of its own. Its knowledge of the variables is
+one round old, as in the pipelined scheduler of the paper (section 3).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Problem(abc.ABC):
 
         Args:
             blocks: what `schedule` has returned.
-            pushed: the sum of what all ranks have pushed.
+            pushed: the sum of all ranks' pushes.
         """
 
     @abc.abstractmethod
@@ -104,7 +104,7 @@ class Problem(abc.ABC):
         """Return the objective to minimize, the same number on all ranks."""
 
     def survey(self, number: int) -> np.ndarray | None:
-        """Compute this rank's part of what `schedule` needs in a round, one round ahead.
+        """Compute this rank's part of the data for `schedule`, one round ahead.
 
         Args:
             number: the round that it is for.
@@ -115,13 +115,13 @@ class Problem(abc.ABC):
         return None
 
     def exchange(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """Exchange what was pushed and surveyed: here, add it over all ranks.
+        """Exchange pushes and surveys: here, add them over all ranks.
 
         Args:
-            arrays: what `push` has returned, and what `survey` has, unless that is None.
+            arrays: the results of `push` and of `survey`, unless that is None.
 
         Returns:
-            What `pull` and `schedule` get.
+            The arguments of `pull` and `schedule`.
         """
         return grouped_allreduce(
             arrays, Sum, name="scheduled.exchange", process_set=self.process_set
@@ -134,7 +134,7 @@ class Problem(abc.ABC):
         it where a bound of the distance to the optimum is known.
 
         Args:
-            objectives: those evaluated so far.
+            objectives: the objectives so far.
         """
         if len(objectives) < 2:
             return np.inf
@@ -142,7 +142,7 @@ class Problem(abc.ABC):
         return abs(before - now) / max(abs(now), np.finfo(np.float64).tiny)
 
     def describe(self) -> dict[str, object]:
-        """Return what must be equal on all ranks, by name: here, the class and `variables`."""
+        """Return the settings that must be equal on all ranks: here, the class and `variables`."""
         kind = type(self)
         return {
             "problem": f"{kind.__module__}.{kind.__qualname__}",

@@ -37,7 +37,7 @@ class History:
     Attributes:
         rounds: after how many rounds the objective was evaluated, first 0.
         objectives: its values.
-        gap: what `Problem.gap` has returned last; infinite without a tolerance.
+        gap: the last result of `Problem.gap`; infinite without a tolerance.
         converged: whether the gap came below the tolerance.
     """
 
@@ -79,24 +79,24 @@ def run(
             gap, is not the same number on all ranks.
         FloatingPointError: on every rank, if the objective is no longer finite.
         RankError: a method of the problem or a callback has failed on another rank.
-        MismatchError: on every rank, if what they push or survey has different shapes or dtypes.
+        MismatchError: on every rank, if their pushes or surveys differ in shape or dtype.
         NotInitializedError: before `ringar.init()`.
     """
     return _Run(problem, rounds, tolerance, every, callbacks).run()
 
 
 class _Run:
-    """Hold what a run needs."""
+    """Hold the state of a run."""
 
     def __init__(
         self,
         problem: Problem,
         rounds: int,
         tolerance: float | None,
-        every: int,
+        interval: int,
         callbacks: Sequence[Callback],
     ) -> None:
-        self.problem, self.rounds, self.every = problem, rounds, every
+        self.problem, self.rounds, self.interval = problem, rounds, interval
         self.tolerance, self.callbacks = tolerance, callbacks
         self.ranks = or_all(problem.process_set)
         self.size = self.ranks.size()
@@ -111,7 +111,7 @@ class _Run:
         for number in range(self.rounds):
             surveyed = self._round(number, surveyed)
             done = number + 1
-            if (done % self.every == 0 or done == self.rounds) and self._ends(done):
+            if (done % self.interval == 0 or done == self.rounds) and self._ends(done):
                 break
         return self.history
 
@@ -119,7 +119,7 @@ class _Run:
         self.agreement.attempt(self._check_arguments)
         self.agreement.settle("arguments")
         settings = {
-            "`rounds`": self.rounds, "`every`": self.every, "`tolerance`": self.tolerance,
+            "`rounds`": self.rounds, "`every`": self.interval, "`tolerance`": self.tolerance,
         }  # fmt: skip
         described = self.agreement.attempt(self.problem.describe)
         self.agreement.settle("`describe`")
@@ -129,7 +129,7 @@ class _Run:
         self.calls_back = self._on_any_rank(bool(self.callbacks))
 
     def _check_arguments(self) -> None:
-        for name, value, least in (("rounds", self.rounds, 0), ("every", self.every, 1)):
+        for name, value, least in (("rounds", self.rounds, 0), ("every", self.interval, 1)):
             if not isinstance(value, int) or value < least:
                 raise ValueError(
                     f"`{name}` must be a whole number of at least {least}. Received: {value!r}"
@@ -222,8 +222,8 @@ class _Run:
             stop = self._on_any_rank(bool(ends))
         return history.converged or stop
 
-    def _on_any_rank(self, own: bool) -> bool:
-        value = np.array(own, np.int64)
+    def _on_any_rank(self, flag: bool) -> bool:
+        value = np.array(flag, np.int64)
         return bool(allreduce(value, Max, name="scheduled.any", process_set=self.ranks))
 
     def _call_back(self, progress: Progress) -> bool:
@@ -232,7 +232,7 @@ class _Run:
 
 
 def _as_array(method: str, result: object) -> np.ndarray:
-    """Return what a method of the problem has returned, which must be an array."""
+    """Return the result of a method of the problem, which must be an array."""
     if not isinstance(result, (np.ndarray, np.generic)):
         raise ValueError(f"`{method}` must return a NumPy array. Received: {type(result).__name__}")
     return np.asarray(result)

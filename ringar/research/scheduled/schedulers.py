@@ -3,12 +3,12 @@
 `Dynamic` is that of Kim et al. (EuroSys 2016, section 2.2) and of Lee et al. (arXiv:1312.5766):
 
 1. propose candidates, several times as many as needed, with a probability by their last step;
-2. keep those that are independent of each other (`ringar.parallel.scheduled.independent`);
+2. keep those that are independent of each other (`independent.py`);
 3. share them out to the ranks so that all have about the same work.
 
-In the paper a step is known of variables that have taken it. Here candidates are surveyed for step
-2 anyway, and one more number for each tells how far it would move: step 2 goes through them in this
-order, and a variable need not move to be known.
+In the paper the length of a variable's step is known only after the step. Here candidates are
+surveyed for step 2 anyway, and one more number for each tells how far it would move. Step 2 goes
+through the candidates in this order.
 
 `RoundRobin` and `Random` draw candidates otherwise. Without `rho` they leave out step 2: they are
 the unscheduled parallel updates to compare with.
@@ -118,7 +118,7 @@ class Scheduler(abc.ABC):
         self._begin(ranks, owners)
 
     def _begin(self, ranks: int, owners: np.ndarray | None) -> None:  # noqa: B027
-        """Prepare what a strategy needs for a run."""
+        """Prepare a strategy for a run."""
 
     @abc.abstractmethod
     def propose(self) -> np.ndarray:
@@ -133,7 +133,7 @@ class Scheduler(abc.ABC):
         """Choose from candidates, and share them out to the ranks.
 
         Args:
-            candidates: what `propose` has returned.
+            candidates: the result of `propose`.
             correlations: between them, (candidates, candidates); None without `rho`.
             steps: how far each would have moved when it was proposed, (candidates,), in the unit of
                 `report`; None: not known.
@@ -167,7 +167,7 @@ class Scheduler(abc.ABC):
         """Learn by how much variables have changed.
 
         Args:
-            variables: those picked in the last round, (n,).
+            variables: the variables picked in the last round, (n,).
             changes: their absolute changes, (n,), in a unit that is the same for all.
         """
         return  # most learn nothing
@@ -240,22 +240,22 @@ class Dynamic(Scheduler):
         self._seen_in = self._random.permutation(count) - count
 
     def propose(self) -> np.ndarray:
-        """Return candidates: those that are due, others by waiting time and last step."""
+        """Return candidates: variables that are due, then others by waiting time and last step."""
         is_under_way = self._is_under_way[self._usable]
         idle, under_way = self._usable[~is_under_way], self._usable[is_under_way]
         waiting = self._waiting(idle)
-        # Those never seen are due, and those that others on which they depend have kept waiting for
-        # long. With a shorter wait all rounds would be theirs where one variable fits a round.
+        # Due are variables that were never seen, and those that have waited long for others on
+        # which they depend. If they waited less, they would take all rounds where one fits a round.
         longest = math.ceil(len(self._usable) / self.explore)
         urgent = int((self._seen_in[waiting] < max(0, self._round - longest)).sum())
         drawable = idle[~np.isin(idle, waiting[:urgent])]
-        drawn = self._draw(drawable, self.candidates - max(urgent, self._explored()))
-        waiting = waiting[~np.isin(waiting, drawn)][: self.candidates - len(drawn)]
+        draws = self._draw(drawable, self.candidates - max(urgent, self._explored()))
+        waiting = waiting[~np.isin(waiting, draws)][: self.candidates - len(draws)]
         rest = self._draw(under_way, len(under_way))
         rest = np.concatenate([rest, under_way[~np.isin(under_way, rest)]])
-        rest = rest[: self.candidates - len(waiting) - len(drawn)]
-        # Few may be drawn, where few have moved: those that wait get their share, and no more.
-        mixed = _interleave(waiting[urgent:], drawn, self.explore)
+        rest = rest[: self.candidates - len(waiting) - len(draws)]
+        # Few may be drawn, where few have moved: waiting variables get their share, and no more.
+        mixed = _interleave(waiting[urgent:], draws, self.explore)
         return np.concatenate([waiting[:urgent], mixed, rest])
 
     def pick(
@@ -267,7 +267,7 @@ class Dynamic(Scheduler):
         """Choose from candidates, the longest steps first; see `Scheduler.pick`."""
         if steps is None:
             return super().pick(candidates, correlations)
-        # The steps of those that have moved since are done. They come last.
+        # Variables that have moved since have done their steps. They come last.
         has_moved = self._is_under_way[candidates]
         self._squares[candidates[~has_moved]] = np.square(steps[~has_moved])
         self._seen_in[candidates] = self._round + 1
@@ -288,7 +288,7 @@ class Dynamic(Scheduler):
         return math.ceil(self.explore * self.candidates)
 
     def _waiting(self, variables: np.ndarray) -> np.ndarray:
-        """Return those that have waited longest, as many as there may be candidates."""
+        """Return the variables that have waited longest, enough for all candidates."""
         seen_in = self._seen_in[variables]
         count = min(self.candidates * 2, len(variables))
         if count < len(variables):
@@ -297,7 +297,7 @@ class Dynamic(Scheduler):
         return variables[np.argsort(seen_in, kind="stable")]
 
     def _draw(self, variables: np.ndarray, count: int) -> np.ndarray:
-        """Draw without replacement: those with the least times, exponential with these rates."""
+        """Draw without replacement: the least of exponential times with the squares as rates."""
         squares = self._squares[variables]
         variables, squares = variables[squares > 0], squares[squares > 0]
         count = min(max(count, 0), len(variables))
@@ -319,8 +319,8 @@ class Dynamic(Scheduler):
 def _least(values: np.ndarray, count: int) -> np.ndarray:
     """Return the places of the least values, of equal ones the first.
 
-    `np.argpartition` takes any of the equal ones, and on each kind of processor other ones. Ranks
-    on unlike processors must choose alike.
+    `np.argpartition` takes any of the equal ones, and which ones depends on the processor. Ranks on
+    unlike processors must choose alike.
     """
     greatest = np.partition(values, count - 1)[count - 1]
     below, equal = np.flatnonzero(values < greatest), np.flatnonzero(values == greatest)

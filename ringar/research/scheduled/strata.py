@@ -62,7 +62,7 @@ class Factorization(Problem):
     """Factorize a matrix: its variables are its rows, then its columns.
 
     Args:
-        ratings: those that this rank has read, any share of all.
+        ratings: the ratings that this rank has read, any share of all.
         settings: the arguments of `MatrixFactorization`.
         process_set: the ranks.
     """
@@ -85,16 +85,16 @@ class Factorization(Problem):
         rows = self.shape[0]
         self.row_blocks = balance(self.counts[:rows], self.size)
         self.column_blocks = balance(self.counts[rows:], self.size)
-        self.waves = self._arranged(self._own(ratings))
-        self.row_factors = self._drawn(0, self.rank)
-        self.column_factors = self._drawn(1, self.rank)
+        self.waves = self._waves_of_blocks(self._ratings_of_rank(ratings))
+        self.row_factors = self._initial_factors(0, self.rank)
+        self.column_factors = self._initial_factors(1, self.rank)
         self.round = 0
 
     def schedule(self, number: int, surveyed: np.ndarray | None) -> list[np.ndarray]:
         """Return the rows of each rank, and the columns that it has in this round."""
         return [
             np.concatenate([rows, self.shape[0] + columns])
-            for rows, columns in zip(self.row_blocks, self._held(number), strict=True)
+            for rows, columns in zip(self.row_blocks, self._columns_of_round(number), strict=True)
         ]
 
     def push(self, blocks: Sequence[np.ndarray]) -> np.ndarray:
@@ -144,27 +144,27 @@ class Factorization(Problem):
 
     def all_columns(self) -> np.ndarray:
         """Return the factors of all columns. Collective."""
-        return self._gather(self._held(self.round), self.column_factors)
+        return self._gather(self._columns_of_round(self.round), self.column_factors)
 
     def describe(self) -> dict[str, object]:
-        """Return what must be equal on all ranks."""
+        """Return the settings that must be equal on all ranks."""
         return {**super().describe(), "settings": self.settings}
 
-    def _held(self, number: int) -> list[np.ndarray]:
+    def _columns_of_round(self, number: int) -> list[np.ndarray]:
         """Return the columns that each rank has in a round."""
         return [self.column_blocks[(rank + number) % self.size] for rank in range(self.size)]
 
     def _gather(self, blocks: list[np.ndarray], factors: np.ndarray) -> np.ndarray:
         """Return the factors of the blocks of all ranks, given those of this rank's block."""
         gathered = allgather(factors, name="scheduled.factors", process_set=self.process_set)
-        whole = np.empty_like(gathered)
-        whole[np.concatenate(blocks)] = gathered
-        return whole
+        all_factors = np.empty_like(gathered)
+        all_factors[np.concatenate(blocks)] = gathered
+        return all_factors
 
     def _sum(self, values: np.ndarray) -> np.ndarray:
         return allreduce(values, Sum, name="scheduled.counts", process_set=self.process_set)
 
-    def _own(self, ratings: Ratings) -> Ratings:
+    def _ratings_of_rank(self, ratings: Ratings) -> Ratings:
         """Return the ratings of this rank's rows, ordered by row and column, from all ranks."""
         owners = np.empty(self.shape[0], np.int64)
         for rank, rows in enumerate(self.row_blocks):
@@ -182,7 +182,7 @@ class Factorization(Problem):
         rows, columns, values = received[np.lexsort(received.T[::-1])].T
         return Ratings(rows.astype(np.int64), columns.astype(np.int64), values, self.shape)
 
-    def _arranged(self, ratings: Ratings) -> list[Waves]:
+    def _waves_of_blocks(self, ratings: Ratings) -> list[Waves]:
         """Return the waves of each of this rank's blocks, in a random order of the ratings."""
         block_of = np.empty(self.shape[1], np.int64)
         place_of = np.empty(self.shape[1], np.int64)
@@ -191,14 +191,14 @@ class Factorization(Problem):
         rows = np.searchsorted(self.row_blocks[self.rank], ratings.rows)
         columns, blocks = place_of[ratings.columns], block_of[ratings.columns]
         random = np.random.default_rng([self.settings.seed, 2, self.rank])
-        arranged = []
+        waves = []
         for block in range(self.size):
             chosen = random.permutation(np.flatnonzero(blocks == block))
             values = ratings.values[chosen] - self.mean
-            arranged.append(arrange(rows[chosen], columns[chosen], values))
-        return arranged
+            waves.append(arrange(rows[chosen], columns[chosen], values))
+        return waves
 
-    def _drawn(self, axis: int, block: int) -> np.ndarray:
+    def _initial_factors(self, axis: int, block: int) -> np.ndarray:
         """Return the initial factors of a block of rows (axis 0) or columns (1)."""
         blocks = (self.row_blocks, self.column_blocks)[axis]
         random = np.random.default_rng([self.settings.seed, axis, block])

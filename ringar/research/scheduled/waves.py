@@ -69,8 +69,8 @@ def arrange(rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> Waves:
     row_colors: dict[int, int] = {}
     column_colors: dict[int, int] = {}
     for place, (row, column) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
-        taken = row_colors.get(row, 0) | column_colors.get(column, 0)
-        bit = ~taken & (taken + 1)  # the lowest that is not set
+        mask = row_colors.get(row, 0) | column_colors.get(column, 0)
+        bit = ~mask & (mask + 1)  # the lowest that is not set
         row_colors[row] = row_colors.get(row, 0) | bit
         column_colors[column] = column_colors.get(column, 0) | bit
         colors[place] = bit.bit_length() - 1

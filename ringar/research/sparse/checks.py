@@ -24,7 +24,7 @@ DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True)
-class Given:
+class Arguments:
     """Hold the arguments of a net as the user gives them; see `SparseNet`."""
 
     layers: Sequence[sparray]
@@ -42,7 +42,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedNet:
     """Hold a net that is fit to train.
 
     Attributes:
@@ -56,18 +56,18 @@ class Checked:
     biases: list[np.ndarray | None]
 
 
-def checked(given: Given) -> Checked:
+def checked_net(arguments: Arguments) -> CheckedNet:
     """Return the net, after checks on every rank. Collective over all ranks.
 
     Raises:
         ValueError: an argument is out of range here, or ranks disagree.
         RankError: an argument is out of range on another rank.
     """
-    nets: list[Checked] = []
+    nets: list[CheckedNet] = []
 
     def check() -> dict[str, object]:
-        nets.append(_check(given))
-        return _description(given, nets[0])
+        nets.append(_check(arguments))
+        return _description(arguments, nets[0])
 
     deed = "to have a net that can be trained"
     descriptions = together(check, caller="SparseNet", deed=deed)
@@ -80,21 +80,22 @@ def checked(given: Given) -> Checked:
     return nets[0]
 
 
-def _check(given: Given) -> Checked:
-    for name, value, allowed in (("kernel", given.kernel, KERNELS), ("dtype", given.dtype, DTYPES)):
-        if value not in allowed:
-            texts = ", ".join(f'"{one}"' for one in allowed)
+def _check(arguments: Arguments) -> CheckedNet:
+    for name, choices in (("kernel", KERNELS), ("dtype", DTYPES)):
+        value = getattr(arguments, name)
+        if value not in choices:
+            texts = ", ".join(f'"{choice}"' for choice in choices)
             raise ValueError(f"`{name}` must be one of {texts}. Received: {name}={value!r}")
-    usable_threads(given.threads)
-    layers = csr_layers(given.layers, given.dtype)
-    _check_partition(given, layers)
-    return Checked(layers, _activations(given, len(layers)), _biases(given, layers))
+    usable_threads(arguments.threads)
+    layers = csr_layers(arguments.layers, arguments.dtype)
+    _check_partition(arguments, layers)
+    return CheckedNet(layers, _activations(arguments, len(layers)), _biases(arguments, layers))
 
 
-def _check_partition(given: Given, layers: Sequence[csr_array]) -> None:
-    partition = given.partition
+def _check_partition(arguments: Arguments, layers: Sequence[csr_array]) -> None:
+    partition = arguments.partition
     if isinstance(partition, str) and partition in METHODS:
-        check_options(given.imbalance, given.seed)
+        check_options(arguments.imbalance, arguments.seed)
         return
     if not isinstance(partition, Partition):
         names = ", ".join(f'"{name}"' for name in METHODS)
@@ -102,24 +103,24 @@ def _check_partition(given: Given, layers: Sequence[csr_array]) -> None:
             f"`partition` must be one of {names} or a ringar.parallel.sparse.Partition. "
             f"Received: {partition!r}"
         )
-    if partition.parts != given.parts:
+    if partition.parts != arguments.parts:
         raise ValueError(
             "`partition` must have as many parts as the grid: "
-            f"{given.parts}. Received: {partition.parts} parts. Make it with "
-            f"ringar.parallel.sparse.partition(layers, {given.parts}), or start "
+            f"{arguments.parts}. Received: {partition.parts} parts. Make it with "
+            f"ringar.parallel.sparse.partition(layers, {arguments.parts}), or start "
             f"{partition.parts} ranks for each model."
         )
     partition.check(layers)
 
 
-def _activations(given: Given, count: int) -> list[str]:
-    names = given.activation
+def _activations(arguments: Arguments, count: int) -> list[str]:
+    names = arguments.activation
     if isinstance(names, str):
-        names = [names] * (count - 1) + [given.last_activation]
+        names = [names] * (count - 1) + [arguments.last_activation]
     if not isinstance(names, list | tuple) or len(names) != count:
         raise ValueError(
             f"`activation` must be a name, or a list of {count}, one for each layer. "
-            f"Received: {given.activation!r}"
+            f"Received: {arguments.activation!r}"
         )
     for name in names:
         if not isinstance(name, str) or keras.activations.get(name) in MIXING_ACTIVATIONS:
@@ -131,40 +132,40 @@ def _activations(given: Given, count: int) -> list[str]:
     return list(names)
 
 
-def _biases(given: Given, layers: Sequence[csr_array]) -> list[np.ndarray | None]:
-    if not given.use_bias and given.biases is not None:
+def _biases(arguments: Arguments, layers: Sequence[csr_array]) -> list[np.ndarray | None]:
+    if not arguments.use_bias and arguments.biases is not None:
         raise ValueError("`biases` must be None with use_bias=False. Received: biases, too")
-    if not given.use_bias:
+    if not arguments.use_bias:
         return [None] * len(layers)
-    if given.biases is None:
-        return [np.zeros(layer.shape[0], given.dtype) for layer in layers]
+    if arguments.biases is None:
+        return [np.zeros(layer.shape[0], arguments.dtype) for layer in layers]
     expected = [(layer.shape[0],) for layer in layers]
-    received = [np.shape(bias) for bias in given.biases]
+    received = [np.shape(bias) for bias in arguments.biases]
     if expected != received:
         raise ValueError(
             f"`biases` must have an array for each layer, of the shapes {expected}. "
             f"Received: shapes {received}"
         )
-    biases: list[np.ndarray | None] = [np.asarray(bias, given.dtype) for bias in given.biases]
+    biases = [np.asarray(bias, arguments.dtype) for bias in arguments.biases]
     for number, bias in enumerate(biases):
-        if not np.isfinite(bias).all():  # type: ignore[arg-type]
+        if not np.isfinite(bias).all():
             raise ValueError(
                 f"`biases[{number}]` must be finite. Received: NaN or infinity in "
-                f"{np.count_nonzero(~np.isfinite(bias))} of them"  # type: ignore[arg-type]
+                f"{np.count_nonzero(~np.isfinite(bias))} of them"
             )
-    return biases
+    return list(biases)
 
 
-def _description(given: Given, net: Checked) -> dict[str, object]:
-    """Return what must be the same on all ranks."""
-    partition = given.partition
+def _description(arguments: Arguments, net: CheckedNet) -> dict[str, object]:
+    """Return the properties that must be the same on all ranks."""
+    partition = arguments.partition
     if isinstance(partition, Partition):
         placement = f"owners with the digest {digest(partition.owners):08x}"
     else:
-        placement = f"{partition}, imbalance={given.imbalance}, seed={given.seed}"
+        placement = f"{partition}, imbalance={arguments.imbalance}, seed={arguments.seed}"
     described: dict[str, object] = {
         "number of layers": len(net.layers),
-        "dtype": given.dtype,
+        "dtype": arguments.dtype,
         "activations": net.activations,
         "partition": placement,
     }

@@ -33,7 +33,7 @@ class Exchange:
     def __init__(self, plan: LayerPlan, grid: Grid, name: str) -> None:
         self._ranks, self._name = grid.model_set, name
         self._has_messages = plan.words > 0
-        self._own, self._ghosts = plan.own_inputs, plan.ghosts
+        self._own_inputs, self._ghosts = plan.own_inputs, plan.ghosts
         self._send_counts, self._receive_counts = plan.send_counts, plan.receive_counts
         with tf.init_scope():
             self._send = tf.constant(plan.send)
@@ -51,7 +51,7 @@ class Exchange:
         def bring(states: tf.Tensor) -> tuple[tf.Tensor, Backward]:
             def backward(upstream: tf.Tensor) -> tf.Tensor:
                 back = self._exchange(upstream, self._receive_counts, "gradients")
-                return tf.math.unsorted_segment_sum(back, self._send, self._own)
+                return tf.math.unsorted_segment_sum(back, self._send, self._own_inputs)
 
             ghosts = self._exchange(tf.gather(states, self._send), self._send_counts, "states")
             ghosts.set_shape([self._ghosts, states.shape[1]])
@@ -59,8 +59,8 @@ class Exchange:
 
         return bring(states)
 
-    def _exchange(self, rows: tf.Tensor, counts: np.ndarray, what: str) -> tf.Tensor:
-        name = f"{self._name}/{what}"
+    def _exchange(self, rows: tf.Tensor, counts: np.ndarray, kind: str) -> tf.Tensor:
+        name = f"{self._name}/{kind}"
         return alltoall(rows, counts, name=name, process_set=self._ranks)[0]
 
 
@@ -77,7 +77,7 @@ class Join:
         self._grid, self._name = grid, name
         order = np.argsort(owners, kind="stable")  # of the rows that are gathered
         with tf.init_scope():
-            self._own = tf.constant(np.flatnonzero(owners == grid.part).astype(np.int32))
+            self._own_neurons = tf.constant(np.flatnonzero(owners == grid.part).astype(np.int32))
             self._place = tf.constant(np.argsort(order).astype(np.int32))
         self._neurons = len(owners)
 
@@ -93,7 +93,7 @@ class Join:
         @tf.custom_gradient
         def join(states: tf.Tensor) -> tuple[tf.Tensor, Backward]:
             def backward(upstream: tf.Tensor) -> tf.Tensor:
-                return tf.transpose(tf.gather(upstream, self._own, axis=1))
+                return tf.transpose(tf.gather(upstream, self._own_neurons, axis=1))
 
             rows = allgather(states, name=self._name, process_set=self._grid.model_set)
             outputs = tf.transpose(tf.gather(rows, self._place))

@@ -128,9 +128,9 @@ def communities(
         inputs, neurons = sum(map(len, before)), sum(map(len, after))
         _check_connections(connections, min(map(len, before)))
         community = np.empty(neurons, np.int64)
-        for number, own in enumerate(after):
-            community[own] = number
-        sizes = np.array([len(own) for own in before])
+        for number, group in enumerate(after):
+            community[group] = number
+        sizes = np.array([len(group) for group in before])
         starts = offsets_of(sizes)
         counts = np.full(neurons, connections)
         leaving = rng.binomial(connections, outside if communities > 1 else 0.0, neurons)
@@ -144,14 +144,14 @@ def communities(
 
 
 def _draw(
-    rng: np.random.Generator, counts: np.ndarray, begins: np.ndarray, sizes: np.ndarray, inputs: int
+    rng: np.random.Generator, counts: np.ndarray, starts: np.ndarray, sizes: np.ndarray, inputs: int
 ) -> np.ndarray:
     """Draw different inputs for each row, out of a stretch that may go on at input 0.
 
     Args:
         rng: the random numbers.
         counts: how many inputs each row gets, at most its size.
-        begins: where the stretch of each row begins.
+        starts: where the stretch of each row begins.
         sizes: how long it is.
         inputs: the number of all inputs.
 
@@ -159,12 +159,12 @@ def _draw(
         row * inputs + input, sorted, int64 [sum of counts].
     """
     keys = np.empty(0, np.int64)
-    missing = counts
-    while missing.any():
-        rows = np.repeat(np.arange(len(counts)), missing)
-        drawn = (begins[rows] + rng.integers(0, sizes[rows])) % inputs
-        keys = np.unique(np.concatenate([keys, rows * inputs + drawn]))
-        missing = counts - np.bincount(keys // inputs, minlength=len(counts))
+    deficits = counts
+    while deficits.any():
+        rows = np.repeat(np.arange(len(counts)), deficits)
+        draws = (starts[rows] + rng.integers(0, sizes[rows])) % inputs
+        keys = np.unique(np.concatenate([keys, rows * inputs + draws]))
+        deficits = counts - np.bincount(keys // inputs, minlength=len(counts))
     return keys
 
 

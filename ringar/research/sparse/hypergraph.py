@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hypergraph:
-    """Hold what a partitioner gets: vertex p, for each part p, is fixed to it; then the neurons.
+    """Hold the input of a partitioner: for each part p, vertex p, fixed to it; then the neurons.
 
     Attributes:
         parts: the number of parts.
@@ -85,15 +85,15 @@ def place(
         before = owners[number - 1] if number else None
         reads = readers(layers[number + 1], owners[number + 1], parts)
         graph = _graph(layers[number], before, reads, parts, inputs_count=False)
-        found = solve(graph, imbalance, seed)[parts:]
+        candidate = solve(graph, imbalance, seed)[parts:]
 
-        def words(own: np.ndarray, at: int = number, reads: np.ndarray = reads) -> int:
-            into = words_of(readers(layers[at], own, parts), owners[at - 1]) if at else 0
-            return into + words_of(reads, own)
+        def words(placement: np.ndarray, at: int = number, reads: np.ndarray = reads) -> int:
+            into = words_of(readers(layers[at], placement, parts), owners[at - 1]) if at else 0
+            return into + words_of(reads, placement)
 
-        if words(found) >= words(owners[number]):
+        if words(candidate) >= words(owners[number]):
             break
-        owners[number] = found
+        owners[number] = candidate
     return owners
 
 
@@ -177,12 +177,12 @@ def by_mtkahypar(graph: Hypergraph, imbalance: float, seed: int) -> np.ndarray:
     starts, pins = graph.starts.tolist(), graph.pins.tolist()
     nets = [pins[a:b] for a, b in itertools.pairwise(starts)]
     weights = graph.weights.tolist()
-    made = library.create_hypergraph(
+    native_graph = library.create_hypergraph(
         context, len(weights), len(nets), nets, weights, [1] * len(nets)
     )
     fixed = list(range(graph.parts)) + [-1] * (len(weights) - graph.parts)
-    made.add_fixed_vertices(fixed, graph.parts)
-    return np.array(made.partition(context).get_partition(), np.int32)
+    native_graph.add_fixed_vertices(fixed, graph.parts)
+    return np.array(native_graph.partition(context).get_partition(), np.int32)
 
 
 def by_metis(graph: Hypergraph, imbalance: float, seed: int) -> np.ndarray:

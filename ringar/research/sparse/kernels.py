@@ -39,7 +39,7 @@ class Product:
         self, plan: LayerPlan, pattern: Pattern, differentiates: bool, kernel: str, threads: int
     ) -> None:
         self._rows, self._columns = len(plan.neurons), len(plan.inputs)
-        self._own, self._ghosts = plan.own_inputs, plan.ghosts
+        self._own_inputs, self._ghosts = plan.own_inputs, plan.ghosts
         self._differentiates, self._threads, self._kernel = differentiates, threads, kernel
         if kernel == "scipy":
             self._numpy = _Numpy(pattern, (self._rows, self._columns))
@@ -58,73 +58,73 @@ class Product:
         return np.asarray(numbers)
 
     def __call__(
-        self, values: tf.Tensor, bias: tf.Tensor | None, own: tf.Tensor, ghosts: tf.Tensor
+        self, values: tf.Tensor, bias: tf.Tensor | None, own_states: tf.Tensor, ghosts: tf.Tensor
     ) -> tf.Tensor:
         """Return the weighted sums of this rank's neurons, [rows, examples].
 
         Args:
             values: the weights, row by row, [entries].
             bias: of the neurons, [rows], or None.
-            own: the states of the inputs that this rank has, [own inputs, examples].
-            ghosts: the states of those that it has received, [ghosts, examples].
+            own_states: the states of the inputs that this rank has, [own inputs, examples].
+            ghosts: the states of inputs that it has received, [ghosts, examples].
         """
 
         @tf.custom_gradient
         def multiply(
-            values: tf.Tensor, bias: tf.Tensor, own: tf.Tensor, ghosts: tf.Tensor
+            values: tf.Tensor, bias: tf.Tensor, own_states: tf.Tensor, ghosts: tf.Tensor
         ) -> tuple[tf.Tensor, Callable[[tf.Tensor], Gradients]]:
             def backward(upstream: tf.Tensor) -> Gradients:
-                d_values, *d_states = self._gradients(values, upstream, own, ghosts)
+                d_values, *d_states = self._gradients(values, upstream, own_states, ghosts)
                 d_bias = tf.reduce_sum(upstream, 1) if has_bias else tf.zeros_like(bias)
                 if not self._differentiates:
                     return d_values, d_bias, None, None
                 return d_values, d_bias, d_states[0], d_states[1]
 
-            return self._multiply(values, bias, own, ghosts), backward
+            return self._multiply(values, bias, own_states, ghosts), backward
 
         has_bias = bias is not None
-        return multiply(values, bias if has_bias else absent(values.dtype), own, ghosts)
+        return multiply(values, bias if has_bias else absent(values.dtype), own_states, ghosts)
 
     def _multiply_native(
-        self, values: tf.Tensor, bias: tf.Tensor, own: tf.Tensor, ghosts: tf.Tensor
+        self, values: tf.Tensor, bias: tf.Tensor, own_states: tf.Tensor, ghosts: tf.Tensor
     ) -> tf.Tensor:
-        spec = tf.TensorSpec([self._rows, own.shape[1]], values.dtype)
-        inputs = [values, bias, own, ghosts, *self._by_rows]
+        spec = tf.TensorSpec([self._rows, own_states.shape[1]], values.dtype)
+        inputs = [values, bias, own_states, ghosts, *self._by_rows]
         return compute("sparse_multiply", inputs, [spec], threads=self._threads)[0]
 
     def _gradients_native(
-        self, values: tf.Tensor, upstream: tf.Tensor, own: tf.Tensor, ghosts: tf.Tensor
+        self, values: tf.Tensor, upstream: tf.Tensor, own_states: tf.Tensor, ghosts: tf.Tensor
     ) -> list[tf.Tensor]:
-        shapes = [values.shape, [0, own.shape[1]], [0, own.shape[1]]]
+        shapes = [values.shape, [0, own_states.shape[1]], [0, own_states.shape[1]]]
         if self._differentiates:
-            shapes[1:] = own.shape, ghosts.shape
+            shapes[1:] = own_states.shape, ghosts.shape
         return compute(
             "sparse_gradient",
-            [values, upstream, own, ghosts, *self._by_columns],
+            [values, upstream, own_states, ghosts, *self._by_columns],
             [tf.TensorSpec(shape, values.dtype) for shape in shapes],
             states=self._differentiates,
             threads=self._threads,
         )
 
     def _multiply_scipy(
-        self, values: tf.Tensor, bias: tf.Tensor, own: tf.Tensor, ghosts: tf.Tensor
+        self, values: tf.Tensor, bias: tf.Tensor, own_states: tf.Tensor, ghosts: tf.Tensor
     ) -> tf.Tensor:
-        states = tf.concat([own, ghosts], 0)
+        states = tf.concat([own_states, ghosts], 0)
         sums = tf.numpy_function(self._numpy.multiply, [values, states], values.dtype)
-        sums.set_shape([self._rows, own.shape[1]])
+        sums.set_shape([self._rows, own_states.shape[1]])
         return sums if bias.shape[0] == 0 else sums + bias[:, None]
 
     def _gradients_scipy(
-        self, values: tf.Tensor, upstream: tf.Tensor, own: tf.Tensor, ghosts: tf.Tensor
+        self, values: tf.Tensor, upstream: tf.Tensor, own_states: tf.Tensor, ghosts: tf.Tensor
     ) -> list[tf.Tensor]:
-        states = tf.concat([own, ghosts], 0)
+        states = tf.concat([own_states, ghosts], 0)
         d_values = tf.numpy_function(self._numpy.weights, [upstream, states], values.dtype)
         d_values.set_shape(values.shape)
         if not self._differentiates:
             return [d_values]
         d_states = tf.numpy_function(self._numpy.transposed, [values, upstream], values.dtype)
-        d_states.set_shape([self._columns, own.shape[1]])
-        return [d_values, *tf.split(d_states, [self._own, self._ghosts])]
+        d_states.set_shape([self._columns, own_states.shape[1]])
+        return [d_values, *tf.split(d_states, [self._own_inputs, self._ghosts])]
 
 
 class _Numpy:
@@ -151,7 +151,7 @@ class _Numpy:
         gradients = np.empty(len(columns), upstream.dtype)
         block = max(1, _BLOCK_BYTES // max(1, upstream.itemsize * upstream.shape[1]))
         for begin in range(0, len(columns), block):
-            some = slice(begin, begin + block)
-            rows, read = upstream[self._row_of[some]], states[columns[some]]
-            gradients[some] = np.einsum("eb,eb->e", rows, read)
+            entries = slice(begin, begin + block)
+            rows, read = upstream[self._row_of[entries]], states[columns[entries]]
+            gradients[entries] = np.einsum("eb,eb->e", rows, read)
         return gradients

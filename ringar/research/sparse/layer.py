@@ -65,11 +65,11 @@ class SparseRows(SavesPart, keras.layers.Layer):
         self.built = True
 
     def _part(
-        self, name: str, whole: np.ndarray, places: Callable[[int], np.ndarray]
+        self, name: str, array: np.ndarray, places: Callable[[int], np.ndarray]
     ) -> keras.Variable:
         """Make a variable that is this rank's part of one of the whole layer."""
         cut = PlacedCut(0, self.grid, places)
-        part = cut.part(whole)
+        part = cut.part(array)
         variable = self.add_weight(shape=part.shape, initializer="zeros", name=name)
         variable.assign(part)
         mark(variable, cut)

@@ -93,10 +93,10 @@ def entries_of(offsets: np.ndarray, rows: np.ndarray) -> np.ndarray:
     Returns:
         int64 [entries of these rows].
     """
-    begins, counts = offsets[rows].astype(np.int64), np.diff(offsets)[rows].astype(np.int64)
+    starts, counts = offsets[rows].astype(np.int64), np.diff(offsets)[rows].astype(np.int64)
     ends = np.cumsum(counts)
     total = int(ends[-1]) if ends.size else 0
-    return np.repeat(begins - (ends - counts), counts) + np.arange(total)
+    return np.repeat(starts - (ends - counts), counts) + np.arange(total)
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:

@@ -116,11 +116,11 @@ class SparseNet(keras.Model):
         super().__init__(name=name, dtype=dtype)
         self.supports_jit = False  # uneven messages are not compiled
         self.grid = _grid(grid)
-        arguments = checks.Given(
+        arguments = checks.Arguments(
             layers, activation, last_activation, use_bias, biases, partition, imbalance, seed,
             kernel, threads, self.compute_dtype, self.grid.model,
         )  # fmt: skip
-        net = checks.checked(arguments)
+        net = checks.checked_net(arguments)
         self.partition = self._placement(partition, net.layers, imbalance, seed)
         self.activations = net.activations
         self._label = self.grid.agree(self.name)
@@ -144,12 +144,12 @@ class SparseNet(keras.Model):
         """Return the placement of the neurons. Collective over all ranks: rank 0 partitions."""
         if isinstance(partition, Partition):
             return partition
-        made: Partition = first(
+        placement: Partition = first(
             lambda: place_neurons(layers, self.grid.model, partition, imbalance, seed),
             caller="SparseNet",
             deed="to place the neurons",
         )
-        return made
+        return placement
 
     def _rows(
         self,
@@ -176,7 +176,7 @@ class SparseNet(keras.Model):
             dtype=self.compute_dtype,
         )
 
-    # What Keras calls ---------------------------------------------------------------------------
+    # Called by Keras ----------------------------------------------------------------------------
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train as any Keras model. Arrays are shuffled alike on all ranks; seed your datasets."""

@@ -79,10 +79,10 @@ class Partition:
         """
         checked = csr_layers(layers, "float32")
         self.check(checked)
-        sent = [0]
+        words = [0]
         for layer, before, owners in zip(checked[1:], self.owners, self.owners[1:], strict=False):
-            sent.append(words_of(readers(layer, owners, self.parts), before))
-        return sent
+            words.append(words_of(readers(layer, owners, self.parts), before))
+        return words
 
     def loads(self, layers: Sequence[sparray]) -> np.ndarray:
         """Return the weights of each rank in each layer, int64 [layers, parts].

@@ -1,4 +1,4 @@
-"""What one rank holds of a sparse layer: the rows of its neurons, and its ghosts.
+"""A rank's part of a sparse layer: the rows of its neurons, and its ghosts.
 
 A rank of part p holds the rows of the weights that belong to its neurons. They read neurons of the
 layer before, of which some are its own and the others ghosts: neurons of other ranks, whose states
@@ -121,23 +121,23 @@ def _plan(
     if before is None:
         inputs = np.unique(read).astype(np.int64)
         count = len(inputs)
-        send, sent, received, words = np.zeros(0, np.int32), nothing, nothing, 0
+        send, send_counts, receive_counts, words = np.zeros(0, np.int32), nothing, nothing, 0
     else:
         reads = readers(layer, owners, parts)
         rows = np.flatnonzero(before == part)
         ghosts = np.flatnonzero(reads[:, part] & (before != part))
         ghosts = ghosts[np.argsort(before[ghosts], kind="stable")]
         inputs, count = np.concatenate([rows, ghosts]), len(rows)
-        received = np.bincount(before[ghosts], minlength=parts)
+        receive_counts = np.bincount(before[ghosts], minlength=parts)
         columns = reads[rows]
         columns[:, part] = False
         to, place = np.nonzero(columns.T)
-        send, sent = place.astype(np.int32), np.bincount(to, minlength=parts)
+        send, send_counts = place.astype(np.int32), np.bincount(to, minlength=parts)
         words = words_of(reads, before)
     column = np.zeros(layer.shape[1], np.int32)
     column[inputs] = np.arange(len(inputs))
     plan = LayerPlan(
-        inputs, count, send, sent.astype(np.int64), received.astype(np.int64), words,
+        inputs, count, send, send_counts.astype(np.int64), receive_counts.astype(np.int64), words,
         neurons, owners, layer.indptr, layer.shape[1],
     )  # fmt: skip
     return plan, Pattern.of(counts, column[read], len(inputs))

@@ -1,4 +1,4 @@
-"""Which ranks read which neurons: what a partition costs, and what ranks must send."""
+"""Which ranks read which neurons: the cost of a partition, and the messages of ranks."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ from ringar.parallel.pipeline.synthesizers import (
 
 
 @dataclasses.dataclass(frozen=True)
-class _Wanted:
-    """Hold the user's synthesizer where Keras does not take it for a part of the model."""
+class _SynthesizerSettings:
+    """Hide the user's synthesizer from Keras, which would take it for a part of the model."""
 
     synthesizer: str | keras.Model | Builder | None
     optimizer: str | keras.optimizers.Optimizer
@@ -105,7 +105,7 @@ class SyntheticBPTT(keras.Model):
             tf.TensorSpec([None, size], layer.compute_dtype)
             for layer in self.rnns for size in _state_sizes(layer)
         ]  # fmt: skip
-        self._wanted = _Wanted(synthesizer, synthesizer_optimizer)
+        self._synthesizer_settings = _SynthesizerSettings(synthesizer, synthesizer_optimizer)
         self._predictor: Predictor | None = None
         self._carried = [
             self.add_weight(shape=(batch_size, spec.shape[1]), trainable=False,
@@ -128,7 +128,7 @@ class SyntheticBPTT(keras.Model):
         for variable in self._carried:
             variable.assign(tf.zeros(variable.shape))
 
-    # What Keras calls ---------------------------------------------------------------------------
+    # Called by Keras ----------------------------------------------------------------------------
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Build the layers, for inputs `[batch, time, features]`."""
@@ -143,14 +143,14 @@ class SyntheticBPTT(keras.Model):
     def make_train_function(self, force: bool = False) -> Callable[..., object]:
         """Make the synthesizer before the function that trains."""
         checks.check_scale(self.optimizer)
-        synthesizer_of_user = self._wanted.synthesizer
+        synthesizer_of_user = self._synthesizer_settings.synthesizer
         if self._predictor is None and (synthesizer_of_user is None or synthesizer_of_user != ZERO):
             specs = self._states
             synthesizer: Any = Synthesizer() if synthesizer_of_user is None else synthesizer_of_user
             if not isinstance(synthesizer, keras.Model):
                 synthesizer = synthesizer(list(specs), list(specs))
             synthesizer = fitting(synthesizer, specs, specs, "at the end of a stretch")
-            optimizer = copy_of(self._wanted.optimizer)
+            optimizer = copy_of(self._synthesizer_settings.optimizer)
             self._predictor = Predictor(synthesizer, optimizer, specs, is_mean=True)
         made_function: Callable[..., object] = super().make_train_function(force)
         return made_function

@@ -28,8 +28,8 @@ def check_layers(layers: object, chunk: Any) -> None:
             "`layers` must be a list of ringar.layers.ScanSimpleRNN, ScanGRU and ScanLSTM, at "
             f"least one. Received: {layers!r}"
         )
-    wrong = isinstance(chunk, bool) or not isinstance(chunk, numbers.Integral) or chunk < 1
-    if chunk is not None and wrong:
+    is_wrong = isinstance(chunk, bool) or not isinstance(chunk, numbers.Integral) or chunk < 1
+    if chunk is not None and is_wrong:
         raise ValueError(
             "`chunk` must be a number of steps, 1 or more, or None for ringar's choice. "
             f"Received: chunk={chunk!r}"
@@ -53,7 +53,7 @@ def _check_layer(place: int, layer: Any, is_last: bool) -> None:
             f"{_name_of(layer)}. Keras' own layers have their weights: "
             "ringar.layers.ScanGRU.from_config(layer.get_config())."
         )
-    wrong = [
+    faults = [
         ("return_sequences=False", not layer.return_sequences and not is_last,
          "only the last layer may have it: the next one reads all steps"),
         ("return_state=True", layer.return_state, "pass it to the Wavefront"),
@@ -67,10 +67,10 @@ def _check_layer(place: int, layer: Any, is_last: bool) -> None:
         ("an activity regularizer", layer.activity_regularizer is not None,
          "outputs between the layers are on no rank whole"),
     ]  # fmt: skip
-    for what, is_wrong, remedy in wrong:
+    for option, is_wrong, remedy in faults:
         if is_wrong:
             raise ValueError(
-                f"Layer {place} of a Wavefront, {layer.name}, must not have {what}: {remedy}."
+                f"Layer {place} of a Wavefront, {layer.name}, must not have {option}: {remedy}."
             )
 
 
@@ -130,10 +130,10 @@ def _fits(shape: tf.TensorShape, expected: tuple[int | None, ...]) -> bool:
 
 
 def check_ranks(description: dict[str, object], shape: tuple[int | None, ...], grid: Grid) -> None:
-    """Compare what the ranks have built. Collective over all ranks.
+    """Compare the stacks of the ranks. Collective over all ranks.
 
     Args:
-        description: what is the same on all ranks.
+        description: the properties that are the same on all ranks.
         shape: the shape of the inputs, which is the same on the ranks of a model group.
         grid: the grid.
 

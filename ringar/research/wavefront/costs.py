@@ -1,10 +1,10 @@
 """The costs for the choice of a chunk, measured: the start and the steps of a chunk, and a message.
 
 Each kind of layer runs one chunk and several, forward and backward, on one thread, as a wavefront
-runs them: kernels packed once, sums of gradients handed on. From chunks of two lengths and two
-batches follow the start of a chunk, its time per step, and what is done once for all chunks. The
-first two ranks of a model group exchange messages of two sizes. All ranks then take the greatest of
-their times, so that they choose alike: a job is as fast as its slowest rank.
+runs them: kernels packed once, sums of gradients handed on. Chunks of two lengths and two batches
+tell the start of a chunk, its time per step, and the setup for all chunks. The first two ranks of a
+model group exchange messages of two sizes. All ranks then take the greatest of their times, so that
+they choose alike: a job is as fast as its slowest rank.
 
 With RINGAR_CALIBRATION=off nothing is measured, and `nominal` stands for any machine.
 """
@@ -25,13 +25,13 @@ from ringar.parallel.scan.chain import Options
 from ringar.research.wavefront.plan import Costs, LayerCost, Line
 from ringar.sharding.grid import Grid
 
-_FEW, _MANY = 1, 17
+_SHORT, _LONG = 1, 17  # steps of a chunk
 _CHUNKS = 4
 _BATCHES = (1, 16)
 _NUMBERS = (1 << 8, 1 << 16)
 _REPEATS = 8
 
-#: Of a machine that was not measured: seconds of any chunk and message, and per operation and byte.
+#: For a machine that was not measured: seconds of a chunk or message; operations, bytes per second.
 _START, _FLOPS, _BYTES = 1e-4, 2e10, 2e9
 
 
@@ -68,7 +68,7 @@ def of_stack(shapes: Sequence[Shape], grid: Grid | None) -> Costs:
             LayerCost(
                 _slowest([cost.start for cost in of_ranks]),
                 _slowest([cost.step for cost in of_ranks]),
-                max(cost.whole for cost in of_ranks),
+                max(cost.setup for cost in of_ranks),
             )
             for of_ranks in zip(*(ranks for ranks, _ in everyone), strict=True)
         ]
@@ -95,18 +95,18 @@ def nominal(shapes: Sequence[Shape]) -> Costs:
 
 
 def _layer(shape: Shape) -> LayerCost:
-    starts, steps, wholes = [], [], []
+    starts, steps, setups = [], [], []
     for batch in _BATCHES:
-        one = _chunks(shape, batch, _FEW, 1)
-        few, many = (_chunks(shape, batch, count, _CHUNKS) for count in (_FEW, _MANY))
-        chunk = max((few - one) / (_CHUNKS - 1), few / (2 * _CHUNKS))
-        # Where the times are disturbed a difference may be far too small, and chunks or steps would
-        # seem to be free: neither is held to be less than a part of the whole.
-        step = max((many - few) / (_MANY - _FEW), many / (4 * _MANY)) / _CHUNKS
+        one_chunk = _chunks(shape, batch, _SHORT, 1)
+        short_run, long_run = (_chunks(shape, batch, count, _CHUNKS) for count in (_SHORT, _LONG))
+        chunk = max((short_run - one_chunk) / (_CHUNKS - 1), short_run / (2 * _CHUNKS))
+        # A disturbed measurement may make a difference far too small, and chunks or steps would
+        # seem to be free. So each counts as at least a part of the total.
+        step = max((long_run - short_run) / (_LONG - _SHORT), long_run / (4 * _LONG)) / _CHUNKS
         steps.append(step)
-        starts.append(max(chunk - _FEW * step, 0.0))
-        wholes.append(max(one - chunk, 0.0))
-    return LayerCost(_line(_BATCHES, starts), _line(_BATCHES, steps), min(wholes))
+        starts.append(max(chunk - _SHORT * step, 0.0))
+        setups.append(max(one_chunk - chunk, 0.0))
+    return LayerCost(_line(_BATCHES, starts), _line(_BATCHES, steps), min(setups))
 
 
 def _chunks(shape: Shape, batch: int, steps: int, count: int) -> float:
@@ -173,9 +173,9 @@ def _shortest(function: Callable[[], object]) -> float:
 
 def _line(counts: tuple[int, int], seconds: Sequence[float]) -> Line:
     """Return the line through two points; never one that falls."""
-    each = max(seconds[1] - seconds[0], 0.0) / (counts[1] - counts[0])
-    return Line(max(seconds[0] - each * counts[0], 0.0), each)
+    slope = max(seconds[1] - seconds[0], 0.0) / (counts[1] - counts[0])
+    return Line(max(seconds[0] - slope * counts[0], 0.0), slope)
 
 
 def _slowest(lines: Sequence[Line]) -> Line:
-    return Line(max(line.start for line in lines), max(line.each for line in lines))
+    return Line(max(line.start for line in lines), max(line.slope for line in lines))

@@ -11,8 +11,8 @@ computes its block of layers, one chunk of steps after the other:
 
 On the same rank, chunk c waits until chunk c - `ahead` has left the block. Otherwise a rank with
 one thread might take all chunks through its first layer before its second, and keep the next rank
-waiting. In a `tf.function` nothing else orders the cells: what has its inputs runs, so that in one
-process the inter-op pool runs the diagonal.
+waiting. In a `tf.function` nothing else orders the cells: a cell runs when it has its inputs, so
+that in one process the inter-op pool runs the diagonal.
 
 The kernels of a layer are packed once for all chunks, and the gradients of its weights go from
 chunk to chunk as sums that each adds to, in place.
@@ -50,22 +50,22 @@ def evaluate(stack: Stack) -> list[tf.Tensor]:
         The states of the last layer at each step, (batch, steps, units), or after the last one,
         (batch, units); then for each layer (batch, vectors * units).
     """
-    given = [layer.given() for layer in stack.layers]
+    arguments = [layer.given() for layer in stack.layers]
     # All ranks take part where the gradient of the inputs is sent.
     is_sent = stack.links is not None and stack.spreads[0]
     with_inputs = is_sent or recurrent.needs_input_gradient(stack.layers[0])
-    counts = [len(tensors) - 1 for tensors in given]
+    counts = [len(tensors) - 1 for tensors in arguments]
 
     def run(inputs: tf.Tensor, *rest: tf.Tensor) -> tuple[list[tf.Tensor], Gradient]:
-        tensors, own = list(rest), []
+        tensors, layers = list(rest), []
         for layer, count in zip(stack.layers, counts, strict=True):
-            own.append(layer.of(inputs, *tensors[:count]))
+            layers.append(layer.of(inputs, *tensors[:count]))
             del tensors[:count]
-        evaluation = _Evaluation(dataclasses.replace(stack, layers=own), with_inputs)
+        evaluation = _Evaluation(dataclasses.replace(stack, layers=layers), with_inputs)
         return evaluation.forward(), evaluation.backward
 
-    outputs = tf.custom_gradient(run)(given[0][0], *[t for each in given for t in each[1:]])
-    return list(outputs)
+    rest = [tensor for tensors in arguments for tensor in tensors[1:]]
+    return list(tf.custom_gradient(run)(arguments[0][0], *rest))
 
 
 class _Evaluation:
@@ -82,7 +82,7 @@ class _Evaluation:
         self._known_with_inputs, self._with_inputs = with_inputs, with_inputs
         self._graph = _graph()
         self._batch = tf.shape(stack.layers[0].inputs)[0]
-        # By layer, of each chunk: the call, and what `recurrent.forward` has returned.
+        # By layer, of each chunk: the call, and the result of `recurrent.forward`.
         self._calls: dict[int, list[recurrent.Sequence]] = {layer: [] for layer in stack.block}
         self._saved: dict[int, list[list[tf.Tensor]]] = {layer: [] for layer in stack.block}
         self._packed: dict[int, tf.Tensor] = {}
@@ -114,7 +114,7 @@ class _Evaluation:
             width = stack.layers[top].initial.shape[1]
             vector = tf.pad(d_outputs, [[0, 0], [0, width - stack.units(top)]])
             carried[top] = vector if carried[top] is None else carried[top] + vector
-        # What a tape outside of a function watches is unknown where the function is traced. Such a
+        # A function does not know, when it is traced, what a tape outside of it watches. Such a
         # tape differentiates the function in another graph, on all ranks.
         self._with_inputs = self._known_with_inputs or _graph() is not self._graph
         self._packed = self._pack(back=True)
@@ -187,12 +187,12 @@ class _Evaluation:
         return d_x if factors is None or d_x is None else d_x * factors[:, None]
 
     @contextlib.contextmanager
-    def _recorded(self, what: str, layer: int, number: int) -> Iterator[None]:
+    def _recorded(self, kind: str, layer: int, number: int) -> Iterator[None]:
         begin = time.monotonic()
         yield
         events = self._stack.events
         if events is not None and tf.executing_eagerly():
-            events.append(Event(what, layer, number, begin, time.monotonic()))
+            events.append(Event(kind, layer, number, begin, time.monotonic()))
 
     # --- between the ranks ---
 
@@ -250,30 +250,30 @@ class _Evaluation:
             owner = stack.plan.owner(number)
             gradients.append(self._shared(carried.get(number), layer.initial, owner, wants_states))
             if number in sums:
-                own = chunks.weight_gradients(layer, sums[number])
-                gradients += [self._for_average(gradient) for gradient in own]
+                weight_gradients = chunks.weight_gradients(layer, sums[number])
+                gradients += [self._for_average(gradient) for gradient in weight_gradients]
             else:
                 gradients += [tf.zeros_like(tensor) for tensor in layer.given()[2:]]
         return gradients
 
     def _input_gradient(self, left: list[tf.Tensor | None]) -> tf.Tensor | None:
         """Return the gradient of the inputs; None, not a part of it, if it is not sent."""
-        known = [d_x for d_x in left if d_x is not None]
-        own = tf.concat(known, axis=1) if self._stack.part == 0 and known else None
+        parts = [d_x for d_x in left if d_x is not None]
+        gradient = tf.concat(parts, axis=1) if self._stack.part == 0 and parts else None
         if not self._with_inputs and self._stack.links is not None:
             return None
-        return self._shared(own, self._stack.layers[0].inputs, 0, whole=True)
+        return self._shared(gradient, self._stack.layers[0].inputs, 0, is_whole=True)
 
     def _shared(
-        self, gradient: tf.Tensor | None, like: tf.Tensor, owner: int, whole: bool
+        self, gradient: tf.Tensor | None, like: tf.Tensor, owner: int, is_whole: bool
     ) -> tf.Tensor:
-        """Return the gradient of what came before the stack; `whole`: the same on all ranks."""
-        if gradient is not None and not whole:
+        """Return the gradient of inputs or first states; `is_whole`: the same on all ranks."""
+        if gradient is not None and not is_whole:
             gradient = self._for_average(gradient)
-        own = tf.zeros_like(like) if gradient is None else gradient
-        if self._stack.links is None or not whole:
-            return own
-        return self._links.spread(own, owner, "gradient")
+        shared = tf.zeros_like(like) if gradient is None else gradient
+        if self._stack.links is None or not is_whole:
+            return shared
+        return self._links.spread(shared, owner, "gradient")
 
     def _for_average(self, gradient: tf.Tensor) -> tf.Tensor:
         """Return the owner's gradient, so that its average with the others' zeros is right."""
@@ -281,7 +281,7 @@ class _Evaluation:
         return gradient if links is None else gradient * tf.cast(links.grid.model, gradient.dtype)
 
     def _spread(
-        self, tensor: tf.Tensor | None, dims: list[int], owner: int, what: str
+        self, tensor: tf.Tensor | None, dims: list[int], owner: int, kind: str
     ) -> tf.Tensor:
         if self._stack.links is None:
             assert tensor is not None
@@ -290,7 +290,7 @@ class _Evaluation:
             inputs = self._stack.layers[0].inputs
             tensor = tf.zeros([self._batch, *dims], inputs.dtype)
             tensor.set_shape([inputs.shape[0], *dims])
-        return self._links.spread(tensor, owner, what)
+        return self._links.spread(tensor, owner, kind)
 
 
 def _graph() -> tf.Graph | None:

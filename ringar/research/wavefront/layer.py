@@ -37,7 +37,7 @@ class Wavefront(keras.layers.Layer):
     All ranks of a model group get the same inputs and all get the outputs, so that any layers may
     come before and behind. Weights, gradients and optimizer are whole on every rank, and
     `ringar.DistributedOptimizer` is needed as ever: no variable is cut. A rank holds the states and
-    what is saved for the backward pass of its own layers only.
+    values saved for the backward pass of its own layers only.
 
     Args:
         layers: `ringar.layers.ScanSimpleRNN`, `ScanGRU` or `ScanLSTM`, of one dtype, all with
@@ -130,7 +130,7 @@ class Wavefront(keras.layers.Layer):
         training: bool = False,
     ) -> tf.Tensor | list[tf.Tensor]:
         """Return the outputs of the last layer, and with `return_state` the states of all."""
-        # A model's input may be what another model has computed.
+        # A model's input may be the output of another model.
         is_example = self._reads_model_input and not recurrent.is_watched(inputs)
         if self.grid is not None and self.digest is not None and is_example:
             self.digest.take(inputs)
@@ -201,7 +201,7 @@ class Wavefront(keras.layers.Layer):
     def compute_output_spec(
         self, inputs: keras.KerasTensor, *args: Any, **kwargs: Any
     ) -> keras.KerasTensor | list[keras.KerasTensor]:
-        """Note whether all inputs are those of a model, whose gradients need not be sent."""
+        """Note whether all inputs are inputs of a model, whose gradients need not be sent."""
         if getattr(inputs, "_keras_history", None) is not None:
             self._sources.add(lineage.producer(inputs) is None)
         return super().compute_output_spec(inputs, *args, **kwargs)
@@ -257,8 +257,8 @@ class Wavefront(keras.layers.Layer):
 
     def _plan_of(self, steps: int | None, batch: int | None) -> Plan:
         plain = plan.layer_by_layer(steps, len(self.layers), self._ranks, self._threads())
-        alone = self.grid is None
-        if compiled.is_compiling() or (alone and tf.executing_eagerly() and self.chunk is None):
+        is_alone = self.grid is None
+        if compiled.is_compiling() or (is_alone and tf.executing_eagerly() and self.chunk is None):
             return plain  # one cell after the other in any case
         if steps is None and self.chunk is not None:
             raise ValueError(

@@ -31,14 +31,14 @@ _BATCHES = (1, 32)
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Hold a time that grows linearly: `start + each * count`, in seconds."""
+    """Hold a time that grows linearly: `start + slope * count`, in seconds."""
 
     start: float
-    each: float
+    slope: float
 
     def __call__(self, count: float) -> float:
         """Return the seconds for a count."""
-        return self.start + self.each * count
+        return self.start + self.slope * count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +48,12 @@ class LayerCost:
     Attributes:
         start: the seconds of a chunk without its steps, by the batch.
         step: the seconds of a step, by the batch.
-        whole: the seconds of what is done once for all chunks: packing, writing gradients.
+        setup: the seconds of the work done once for all chunks: packing, writing gradients.
     """
 
     start: Line
     step: Line
-    whole: float = 0.0
+    setup: float = 0.0
 
     def __call__(self, steps: float, batch: float) -> float:
         """Return the seconds of a chunk."""
@@ -77,7 +77,7 @@ class Costs:
     def layer_by_layer(self, steps: int, batch: float, threads: int) -> float:
         """Return the seconds of the whole stack, where threads share the examples."""
         share = batch / min(threads, batch)
-        return sum(cost.whole + cost(steps, share) for cost in self.layers)
+        return sum(cost.setup + cost(steps, share) for cost in self.layers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Plan:
         # Forward and backward: two messages for each chunk, and the outputs for all ranks.
         cuts = [2 * costs.message(batch * self.chunk * costs.units[last - 1])
                 for _, last in self.blocks[: self.workers - 1]]  # fmt: skip
-        longest = max(sum(cost.whole for cost in costs.layers[first:last])
+        longest = max(sum(cost.setup for cost in costs.layers[first:last])
                     for first, last in self.blocks)  # fmt: skip
         outputs = 0.0
         if len(self.blocks) > 1:
@@ -171,7 +171,7 @@ def speedup(steps: int, chunk: int, workers: int) -> float:
 
 
 def blocks_of(seconds: Sequence[float], ranks: int) -> tuple[tuple[int, int], ...]:
-    """Return contiguous blocks of layers of which the slowest is fastest; the rest is empty.
+    """Return contiguous blocks of layers whose slowest is as fast as possible; the rest is empty.
 
     Args:
         seconds: the seconds of each layer.
@@ -207,9 +207,9 @@ def in_chunks(costs: Costs, steps: int, chunk: int, ranks: int, threads: int) ->
     of a rank share the examples of a chunk: that sends it off sooner.
     """
     blocks = blocks_of([cost.step(_BATCHES[-1]) for cost in costs.layers], ranks)
-    alone = ranks == 1
-    ahead = min(threads, len(costs.layers)) if alone else 1
-    return Plan(steps, min(chunk, steps), blocks, 1 if alone else threads, ahead)
+    is_alone = ranks == 1
+    ahead = min(threads, len(costs.layers)) if is_alone else 1
+    return Plan(steps, min(chunk, steps), blocks, 1 if is_alone else threads, ahead)
 
 
 def choose(costs: Costs, steps: int, batch: int | None, ranks: int, threads: int) -> Plan:

@@ -16,7 +16,7 @@ from ringar.sharding.grid import Grid
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Hold what a rank did, and when.
+    """Record an action of a rank, and its time.
 
     Attributes:
         what: "forward" or "backward", a cell; "wait", for the chunk of another rank.
@@ -35,7 +35,7 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """Hold what joins the ranks of a model group.
+    """Hold the connection between the ranks of a model group.
 
     Attributes:
         grid: the grid.
@@ -47,20 +47,20 @@ class Links:
     messages: Messages
     label: str
 
-    def send(self, tensor: tf.Tensor, part: int, what: str) -> None:
+    def send(self, tensor: tf.Tensor, part: int, kind: str) -> None:
         """Send a chunk to another rank of the model group."""
-        self.messages.send([tensor], self.grid.model_set.ranks[part], f"{self.label}/{what}")
+        self.messages.send([tensor], self.grid.model_set.ranks[part], f"{self.label}/{kind}")
 
-    def recv(self, spec: tf.TensorSpec, part: int, what: str) -> tf.Tensor:
+    def recv(self, spec: tf.TensorSpec, part: int, kind: str) -> tf.Tensor:
         """Receive a chunk from another rank of the model group."""
         rank = self.grid.model_set.ranks[part]
-        return self.messages.recv([spec], rank, f"{self.label}/{what}")[0]
+        return self.messages.recv([spec], rank, f"{self.label}/{kind}")[0]
 
-    def spread(self, tensor: tf.Tensor, part: int, what: str) -> tf.Tensor:
+    def spread(self, tensor: tf.Tensor, part: int, kind: str) -> tf.Tensor:
         """Return the tensor of one rank of the model group; the others give its shape."""
         ranks = self.grid.model_set
         spread = broadcast(
-            tensor, ranks.ranks[part], name=f"{self.label}/{what}", process_set=ranks
+            tensor, ranks.ranks[part], name=f"{self.label}/{kind}", process_set=ranks
         )
         spread.set_shape(tensor.shape)
         return spread
@@ -79,10 +79,9 @@ class Stack:
         with_states: whether the states after the last step are results, too.
         plan: the plan, a wavefront.
         links: None in one process.
-        spreads: whether the gradient of the inputs is wanted whole on all ranks, and that of the
-            states before the first step. Otherwise there is none of the inputs, unless a tape
-            outside of the function asks for it, and that of the states is treated as those of
-            weights are.
+        spreads: whether all ranks need the gradient of the inputs, and that of the states before
+            the first step. If not, the inputs have none, unless a tape outside of the function asks
+            for it, and the gradient of the states is treated like those of weights.
         events: gets the events, in eager code; None to record none.
     """
 

@@ -259,7 +259,7 @@ def test_a_rank_without_memory(rank: int, monkeypatch: pytest.MonkeyPatch) -> No
         raise MemoryError("no more memory")
 
     if rank == 1:
-        monkeypatch.setattr(Factorization, "_own", fail)
+        monkeypatch.setattr(Factorization, "_ratings_of_rank", fail)
     with pytest.raises(MemoryError if rank == 1 else RankError, match="no more memory"):
         fit()
 

@@ -148,7 +148,7 @@ def run_fn(func: Callable[..., Result], reset: Callable[[], object] | None = Non
             try:
                 return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
-                state.keep()  # nothing is lost: what was not committed, either
+                state.keep()  # nothing is lost, not even what was not committed
                 raise
 
         return running.keep_running(_InJob(state), train)

@@ -62,7 +62,7 @@ def init(
 
     Raises:
         ValueError: on all ranks, if on one of them `comm` lacks a rank of the job, or
-            `process_sets` has ranks twice or outside the job. This rank has joined no job then, and
+            `process_sets` has ranks twice or outside the job. Then this rank has joined no job, and
             no set is registered.
         MismatchError: ranks pass different sets.
     """
@@ -123,9 +123,9 @@ def _agreed_sets(
         sets = _listed(process_sets)
         for number, process_set in enumerate(sets):
             check_new(process_set, sets[:number])
-        return [(one.mpi_comm is not None, one.ranks) for one in sets]
+        return [(process_set.mpi_comm is not None, process_set.ranks) for process_set in sets]
 
-    # A second call may be that of one rank alone, and who joins an elastic job comes alone.
+    # A single rank may call `init` a second time, and a rank joins an elastic job alone.
     if comm is None and not process_sets and (had_joined or membership.is_elastic()):
         return []
     of_ranks = together(described, caller="init", deed='to pass valid "comm" and "process_sets"')
@@ -158,8 +158,8 @@ def _listed(process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]
             )
         return []
     sets = list(process_sets or ())
-    if wrong := [process_set for process_set in sets if not isinstance(process_set, ProcessSet)]:
-        raise ValueError(f"init expected ProcessSet objects in `process_sets`; received {wrong}")
+    if values := [value for value in sets if not isinstance(value, ProcessSet)]:
+        raise ValueError(f"init expected ProcessSet objects in `process_sets`; received {values}")
     return sets
 
 

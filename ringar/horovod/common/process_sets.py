@@ -121,12 +121,12 @@ def _initialized(function: Callable[[], int]) -> int:
         raise UninitializedError(str(error)) from None
 
 
-def check_new(process_set: ProcessSet, others: Sequence[ProcessSet] = ()) -> None:
+def check_new(process_set: ProcessSet, sets: Sequence[ProcessSet] = ()) -> None:
     """Raise ValueError unless a set can be registered.
 
     Args:
         process_set: the set.
-        others: sets that will be registered before it.
+        sets: sets that will be registered before it.
     """
     # Grids of ringar have sets of their own, which a script for Horovod knows nothing of.
     registered = [
@@ -136,7 +136,7 @@ def check_new(process_set: ProcessSet, others: Sequence[ProcessSet] = ()) -> Non
     ]
     if any(
         process_set_in_use.ranks == process_set.ranks
-        for process_set_in_use in [global_process_set, *registered, *others]
+        for process_set_in_use in [global_process_set, *registered, *sets]
     ):
         raise ValueError(f"expected ranks that no process set has yet; received {process_set}")
     of_ringar.check_new(process_set)

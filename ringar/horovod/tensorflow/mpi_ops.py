@@ -192,14 +192,12 @@ def grouped_allreduce(
         return list(tensors)
     chosen = handle_average_backwards_compatibility(op, average)
     factors = (prescale_factor, postscale_factor)
-    sparse = [i for i, one in enumerate(tensors) if isinstance(one, tf.IndexedSlices)]
+    sparse = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
     dense = [i for i in range(len(tensors)) if i not in sparse]
     rest = (name, process_set)
     slices = reductions.reduce_slices([tensors[i] for i in sparse], chosen, factors, *rest)
-    whole = reductions.reduce_dense(
-        [tensors[i] for i in dense], compression, chosen, factors, *rest
-    )
-    results: dict[int, Any] = dict(zip([*sparse, *dense], [*slices, *whole], strict=True))
+    sums = reductions.reduce_dense([tensors[i] for i in dense], compression, chosen, factors, *rest)
+    results: dict[int, Any] = dict(zip([*sparse, *dense], [*slices, *sums], strict=True))
     return [results[i] for i in range(len(tensors))]
 
 

@@ -62,9 +62,9 @@ class _Tape(tapes.DistributedGradientTape):
         output_gradients: tf.Tensor | Sequence[tf.Tensor | None] | None = None,
         use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Compute gradients as `gradient` does, and tell those of this rank from those of all.
+        """Compute gradients as `gradient` does, and separate those of local variables.
 
-        Norms, for example, are computed of both by themselves.
+        Norms, for example, are computed for each kind by itself.
 
         Args:
             target: as for `gradient`.

@@ -1,4 +1,4 @@
-"""The functions of Horovod's Keras modules: those of TensorFlow, on what Keras has."""
+"""The functions of Horovod's Keras modules: its functions of TensorFlow, for values of Keras."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def load_model(
         ValueError: the file is no model.
     """
     del legacy_opts
-    objects = {one.__name__: one for one in custom_optimizers or ()} | dict(custom_objects or {})
+    objects = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, objects)
     for optimizer in optimizers(model):
         DistributedOptimizer(inner_optimizer(optimizer), compression=compression)

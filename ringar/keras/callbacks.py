@@ -173,8 +173,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
     Keras' own callbacks may stand before it or after it. A callback of yours that stands before it
     sees the metrics of its own rank.
 
-    With `ringar.Downpour` workers do not wait for each other: behind the beginning, each has
-    metrics, a validation and an end of its own.
+    With `ringar.Downpour` workers do not wait for each other: after the beginning, each has its own
+    metrics, validation and end.
 
     Args:
         root_rank: the rank of the job whose state is taken; by default the first that trains.
@@ -322,7 +322,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         self._meet_again()
 
     def _combine(self) -> None:
-        """Make what no gradient changes the same on all ranks."""
+        """Make weights that no gradient changes the same on all ranks."""
         furthest = 0 if self._epochs is None else self._epochs.furthest
         self._combination.combine(self.model, self.process_set, furthest)
 

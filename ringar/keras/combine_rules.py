@@ -92,11 +92,11 @@ def require_rules(variables: Sequence[keras.Variable]) -> None:
     if not variables:
         return
     paths = [v.path for v in variables]
-    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    rest = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
     raise MismatchError(
         CALL.refusal(
             "weights that no gradient changes to be the same on every rank, or a rule for them",
-            f"other values of {', '.join(paths[:5])}{more}",
+            f"other values of {', '.join(paths[:5])}{rest}",
             "Say how the ranks' values become one: ringar.callbacks.Distributed(combine="
             f'{{"{paths[0]}": "mean"}}), or "sum" (of what the ranks have added in an epoch), '
             '"first" (of the first rank), "concatenate" (each rank gives a part of the rows), '

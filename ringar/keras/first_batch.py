@@ -1,12 +1,12 @@
 """The warning that ranks were given equal data, as they are if a script forgets to shard them.
 
 Where the ranks of a model group must have equal data, an error says that they differ. Another
-warning tells ranks whose data begin anew at different steps.
+warning says that the ranks' data begin anew at different steps.
 
 Before its first step each rank takes the first batch from the iterator, and the ranks compare
 digests of their batches. The training function gets an iterator of the same type that begins with
-this batch, so that it is not traced again. Later calls get Keras' own iterator: after its first
-step the training is what it is without the check.
+this batch, so that it is not traced again. Later calls get Keras' own iterator: from the second
+step on, training is the same as without the check.
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ class FirstBatch:
 
         model.train_function = look_first
 
-    def _exchange(self, own: int, layout: str | None, length: int) -> tuple[list[int], list[int]]:
-        """Return digests and lengths of all ranks; raise on all if batches have other parts."""
+    def _exchange(
+        self, fingerprint: int, layout: str | None, length: int
+    ) -> tuple[list[int], list[int]]:
+        """Return digests and lengths of all ranks; raise on all if the parts of batches differ."""
         gathered = allgather_object(
-            (own, layout, length), name="first batch", process_set=self.process_set
+            (fingerprint, layout, length), name="first batch", process_set=self.process_set
         )
         first_layout = next(
             (layout_there for _, layout_there, _ in gathered if layout_there is not None), None
@@ -135,7 +137,7 @@ def _require_same(everyone: list[int], model: keras.Model) -> None:
 
 
 def _layout(iterator: Any) -> str | None:
-    """Return the kinds of what inputs, targets and weights consist of; None if unknown."""
+    """Return the types of the tensors in inputs, targets and weights; None if unknown."""
     spec = getattr(iterator, "element_spec", None)
     if spec is None:
         return None
@@ -155,7 +157,7 @@ def _look(iterator: Any, steps: int) -> tuple[int, Any]:
     # Not `from_generator`: when a dataset that calls Python is destroyed, it waits for Python's
     # lock, and whoever destroys it holds the lock.
     parts = [tf.data.Dataset.from_tensors(batch) for batch in batches]
-    dataset = functools.reduce(lambda some, more: some.concatenate(more), parts)
+    dataset = functools.reduce(tf.data.Dataset.concatenate, parts)
     return first_digest, iter(dataset.map(lambda *batch: _as_in(iterator.element_spec, *batch)))
 
 
@@ -169,10 +171,10 @@ def _arrays_of(batch: Any) -> list[Any]:
 def _as_in(spec: Any, *batch: Any) -> Any:
     """Return a batch with the shapes of `spec`, for which the training function is traced."""
 
-    def open_shape(part: Any, its: Any) -> Any:
-        if not isinstance(its, tf.TensorSpec):
+    def open_shape(part: Any, tensor_spec: Any) -> Any:
+        if not isinstance(tensor_spec, tf.TensorSpec):
             return part
-        return tf.compat.v1.placeholder_with_default(part, its.shape)
+        return tf.compat.v1.placeholder_with_default(part, tensor_spec.shape)
 
     # `map` spreads a tuple over the arguments.
     elements = batch if isinstance(spec, tuple) else batch[0]
@@ -180,13 +182,13 @@ def _as_in(spec: Any, *batch: Any) -> Any:
 
 
 def _equal(digests: list[int], group: int) -> list[int]:
-    """Return the ranks whose digest a rank of another group has, too; `group` ranks are a group."""
+    """Return the ranks whose digest occurs in another group, too; a group has `group` ranks."""
     return [
         rank
         for rank, digest_here in enumerate(digests)
         if digest_here != _NO_BATCH
         and any(
-            digest_here == another and rank_there // group != rank // group
-            for rank_there, another in enumerate(digests)
+            digest_here == digest_there and rank_there // group != rank // group
+            for rank_there, digest_there in enumerate(digests)
         )
     ]

@@ -2,8 +2,8 @@
 
 In `fit`, `ringar.callbacks.Distributed` broadcasts the state of the model and checks it. In other
 loops, `train_on_batch` or a `GradientTape`, the first reduction of gradients is the earliest place
-that the library sees. A step that is traced has computed nothing by then, and is exact. The
-gradients of an eager step have been computed, which a warning says.
+that the library sees. A step that is traced has computed nothing by then, and is exact. An eager
+step has computed its gradients already, and a warning says so.
 """
 
 from __future__ import annotations
@@ -127,21 +127,21 @@ def _agree(
         remedy=_remedy,
         ranks=ranks.ranks,
     )
-    different = state.that_differ(of_ranks)
-    if not different.variables:
+    differences = state.that_differ(of_ranks)
+    if not differences.variables:
         return
     root = ranks.ranks[0]
-    different.broadcast(root, ranks)
+    differences.broadcast(root, ranks)
     if ranks.rank() > 0:
         return
     text = "The ranks began with different values of %s. All took those of rank %d"
     if is_traced:
-        _log.info(f"{text}.", different.names, root)
+        _log.info(f"{text}.", differences.names, root)
     else:
         _log.warning(
             f"{text}, but the gradients of the first step are those of the values before: call "
             "ringar.broadcast_variables(model.weights) before it.",
-            different.names,
+            differences.names,
             root,
         )
 

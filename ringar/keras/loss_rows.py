@@ -49,7 +49,7 @@ def ending(leave: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def computing(gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a gradient tape tell which rows its gradients are of."""
+    """Let a gradient tape tell the rows of its gradients."""
 
     def compute(self: tf.GradientTape, *args: Any, **options: Any) -> Any:
         gradients = gradient(self, *args, **options)

@@ -1,4 +1,4 @@
-"""Losses that are no mean over rows, made those of the global batch.
+"""Losses that are no mean over rows, computed for the global batch.
 
 Gradients are averaged with the rows of each rank as weights (`ringar.keras.share`). Five kinds of
 losses have another normalizer: a loss of masked values (the values that are left), the reduction

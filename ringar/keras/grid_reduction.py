@@ -20,9 +20,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringar.collectives import Max, Sum, allreduce
+from ringar.collectives import Sum, allreduce
 from ringar.keras.exchange import Exchange, Reducer, Variables
-from ringar.keras.reduction import Reduction, all_finite
+from ringar.keras.reduction import Reduction, all_finite, spread_overflow
 from ringar.sharding.cut import cut_of
 from ringar.sharding.grid import Grid
 from ringar.sharding.slots import NOT_ELEMENTWISE, inner_optimizer, with_nested
@@ -85,7 +85,8 @@ class GridReduction(Reducer):
             for i, result in zip(indices, results, strict=True):
                 reduced[i] = result
         if loss_scale is not None:
-            self._spread_overflow(reduced, cut)
+            # A gradient of one part may overflow: all ranks of the model group skip the step.
+            spread_overflow(reduced, cut, self.grid.model_set)
         for save_state in filter(None, states):  # after all ranks know whether to skip the step
             save_state(all_finite(reduced))
         return reduced
@@ -168,23 +169,6 @@ class GridReduction(Reducer):
                         f"global_clipnorm={nested.global_clipnorm} on {self.grid}. Use `clipvalue`."
                     )
 
-    def _spread_overflow(self, reduced: list[Any], cut: list[int]) -> None:
-        """Make all ranks of a model group skip the step if a gradient of one part overflowed."""
-        parts = [reduced[i] for i in cut if reduced[i] is not None]
-        if not parts:
-            return
-        overflows = [tf.logical_not(tf.reduce_all(tf.math.is_finite(_values(g)))) for g in parts]
-        has_overflow = allreduce(
-            tf.cast(tf.reduce_any(overflows), tf.float32),
-            Max,
-            name="gradients/overflow",
-            process_set=self.grid.model_set,
-        )
-        first = next(i for i in cut if reduced[i] is not None)
-        poison = tf.where(has_overflow > 0, float("nan"), 0.0)
-        gradient = _values(reduced[first])
-        reduced[first] = gradient + tf.cast(poison, gradient.dtype)
-
 
 def reducing(reduction: Reduction, grid: Grid | None) -> Exchange:
     """Return the exchange of ranks that reduce their gradients in every step.
@@ -200,10 +184,6 @@ def reducing(reduction: Reduction, grid: Grid | None) -> Exchange:
         chosen=reduction.chosen,
         twin=lambda: reducing(reduction.renewed(), grid),
     )
-
-
-def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    return tf.convert_to_tensor(gradient)
 
 
 def _square_sum(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

@@ -215,19 +215,19 @@ def _block(length: int, part: Callable[[slice], Any]) -> Callable[[int, int], An
 class _Part(keras.utils.PyDataset):
     """Hold some batches of a `keras.utils.PyDataset`."""
 
-    def __init__(self, whole: keras.utils.PyDataset, own: slice) -> None:
+    def __init__(self, source: keras.utils.PyDataset, block: slice) -> None:
         super().__init__(
-            workers=whole.workers,
-            use_multiprocessing=whole.use_multiprocessing,
-            max_queue_size=whole.max_queue_size,
+            workers=source.workers,
+            use_multiprocessing=source.use_multiprocessing,
+            max_queue_size=source.max_queue_size,
         )
-        self._whole, self._own = whole, range(own.start, own.stop)
+        self._source, self._numbers = source, range(block.start, block.stop)
 
     def __len__(self) -> int:
-        return len(self._own)
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> Any:
-        return self._whole[self._own[index]]
+        return self._source[self._numbers[index]]
 
 
 def _check_lengths(lengths: Sequence[int], ranks: ProcessSet) -> None:

@@ -38,7 +38,7 @@ def sharding(
         stage: what is cut into slices.
         reduction: how gradients are reduced.
         slicing: the ranks among which each variable is cut.
-        offload: what makes the slots; None: Keras, beside the variables.
+        offload: makes the slots; None: Keras makes them, beside the variables.
     """
     if stage == "weights":
         weights = WeightSlices(reduction, slicing)

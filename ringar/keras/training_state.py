@@ -103,9 +103,9 @@ def _check_shape(rank: int, key: str, value: np.ndarray, variable: Any) -> None:
 
 
 def _slots_of_part(model: keras.Model) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the slots, in slices, of this rank's part of cut variables, if it is to tell them.
+    """Yield the sliced slots of this rank's part of cut variables, if this rank reports them.
 
-    The file has those of the first part; of any other, a rank of the first model group tells.
+    The file has the slots of the first part. A rank of the first model group reports each other.
     """
     for key, slot, variable_slice in _slices_of_part(model):
         slot_of_all = joined(slot, variable_slice, "backup")
@@ -114,7 +114,7 @@ def _slots_of_part(model: keras.Model) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _slices_of_part(model: keras.Model) -> Iterator[tuple[str, Any, VariableSlice]]:
-    """Yield the slots of cut variables that are slices, on a rank that has not the first part."""
+    """Yield the slots of cut variables that are slices, on a rank without the first part."""
     for number, optimizer in enumerate(optimizers(model)):
         pairs = zip(optimizer.variables, slots.slices(optimizer), strict=True)
         for index, (slot, variable_slice) in enumerate(pairs):

@@ -219,7 +219,7 @@ class GradientReduction(Reducer):
 
     def _of_group(self, number: int) -> Reduction:
         if number not in self._of_groups:
-            self._of_groups[number] = replace(self._reduction, what=f"gradients/group_{number}")
+            self._of_groups[number] = replace(self._reduction, label=f"gradients/group_{number}")
         return self._of_groups[number]
 
     def _parts(

@@ -1,4 +1,4 @@
-"""The options of Autotune, which the environment has: RINGAR_AUTOTUNE and what begins with it."""
+"""The options of Autotune: variables of the environment that begin with RINGAR_AUTOTUNE."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ class Space:
     """
 
     def __init__(self, job: Job, compression: bool = False) -> None:
-        many = job.hosts > 1
+        spans_hosts = job.hosts > 1
         halves = job.ranks >= _LEAST_FOR_HALVING_DOUBLING
         dimensions: dict[str, tuple[Value, ...]] = {
             "bucket_bytes": _BUCKETS,
             "first_bucket_bytes": _FIRST_BUCKETS,
-            "algorithm": _ALGORITHMS[: 4 if halves else 3] if many else (None,),
-            "compression": ("none", "bf16") if compression and many else ("none",),
+            "algorithm": _ALGORITHMS[: 4 if halves else 3] if spans_hosts else (None,),
+            "compression": ("none", "bf16") if compression and spans_hosts else ("none",),
         }
         self.dimensions = {
             name: values

@@ -24,14 +24,14 @@ from ringar.keras.tuning.search import TURNS, Choice, Sample, search
 from ringar.keras.tuning.space import Job, Space
 
 _UNMEASURED = 2
-"""Steps behind a change that do not count: the first one is traced, the next fills caches."""
+"""Steps after a change that do not count: the first one is traced, the next fills caches."""
 
 _log = log.logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """Tell all ranks how it goes on.
+    """Tell all ranks how the search goes on.
 
     Attributes:
         settings: those of the next steps.
@@ -66,7 +66,7 @@ class Director:
         self._samples: Generator[Sample, float, Choice] | None = None
         self._sample = Sample("search", DEFAULTS)
         self._measured, self._says_so = 0, False
-        entry = self._known()
+        entry = self._stored_settings()
         if entry is not None or self._space.count == 1:
             self.first = Decision(entry or DEFAULTS, is_last=True)
             if entry is None:
@@ -82,8 +82,8 @@ class Director:
         self._sample = next(self._samples)
         self.first = Decision(self._sample.settings)
 
-    def _known(self) -> Settings | None:
-        """Return what the file of settings has for this job."""
+    def _stored_settings(self) -> Settings | None:
+        """Return the settings of this job in the file of settings, if it has any."""
         path = self._options.settings
         if path is None:
             return None
@@ -144,7 +144,7 @@ class Director:
                 _log.warning("Autotune: cannot keep the settings: %s", error)
         _log.info(
             "Autotune: tried %d settings and keeps %s: %.4g s per step, %.4g s with the defaults.",
-            choice.tried, choice.settings, choice.seconds, choice.default_seconds,
+            choice.trials, choice.settings, choice.seconds, choice.default_seconds,
         )  # fmt: skip
         return Decision(choice.settings, is_last=True)
 
@@ -203,7 +203,7 @@ class Tuner:
             self._director.end_training()
 
     def step_begins(self, has_data: bool = True) -> bool:
-        """Note that a step begins, on all ranks; return whether its settings are others.
+        """Note that a step begins, on all ranks; return whether its settings have changed.
 
         The time between two calls is that of the step between them.
 
@@ -231,7 +231,7 @@ class Tuner:
         of_ranks = allgather_object(seconds_here, **self._named("window"))
         self._times = []
         seconds = [seconds_of_rank for seconds_of_rank in of_ranks if seconds_of_rank is not None]
-        if len(seconds) < len(of_ranks):  # this step is none of all ranks
+        if len(seconds) < len(of_ranks):  # not all ranks take this step
             return False
         decision, before = Decision(DEFAULTS), self.settings  # of rank 0 alone
         if self._director is not None:
@@ -253,5 +253,5 @@ class Tuner:
             )
         self.settings, self.is_done = decision.settings, decision.is_last
 
-    def _named(self, what: str) -> dict[str, Any]:
-        return {"name": f"autotune/{what}", "process_set": self._ranks}
+    def _named(self, label: str) -> dict[str, Any]:
+        return {"name": f"autotune/{label}", "process_set": self._ranks}

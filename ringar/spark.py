@@ -122,7 +122,7 @@ def run_elastic(
         kwargs: its keyword arguments.
         num_proc: the number of ranks to begin with; fewer, at least `min_num_proc`, begin if no
             others come for some seconds. Default: Spark's `defaultParallelism`, within the limits.
-        min_num_proc: go on while so many ranks are left; default: `num_proc`.
+        min_num_proc: the least number of ranks with which to go on; default: `num_proc`.
         max_num_proc: the most ranks, and tasks, that there may be; default: `num_proc`.
         start_timeout: seconds to wait for the first `min_num_proc` tasks.
         elastic_timeout: seconds to wait for `min_num_proc` ranks later.

@@ -142,7 +142,7 @@ def _replaced(layer: Any, name: str, function: Callable[..., None]) -> Iterator[
 
 
 def _of_all(data: Any, ranks: ProcessSet, batch: int | None) -> Any:
-    """Return what one process would have, given the share of each rank."""
+    """Return the data of one process, given the share of each rank."""
     import tensorflow as tf
 
     if isinstance(data, np.ndarray | tf.Tensor):

@@ -50,7 +50,7 @@ def below_maps(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, int, Rebuild]
 
 
 def _step(dataset: tf.data.Dataset) -> tuple[Rebuild, int] | None:
-    """Return how to apply the last transformation again, and the length of its blocks."""
+    """Return the function that applies the last transformation again, and its block length."""
     find = _STEPS.get(type(dataset).__name__)
     try:
         return None if find is None else find(dataset)

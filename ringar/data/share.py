@@ -51,8 +51,8 @@ def shard(
             get the same.
 
     Returns:
-        Data of the same kind. With "drop" and "wrap" it has as many elements, batches or rows on
-        every rank. On one rank, `data` itself.
+        Data of the same kind. With "drop" and "wrap" every rank has equally many elements, batches
+        or rows. On one rank, `data` itself.
 
     Raises:
         ValueError: if there is less than one element for each rank, if arrays differ in their

@@ -66,7 +66,7 @@ class Elastic(Coordinated):
     those that have received SIGTERM leave, after one of the next batches, and nothing is lost.
 
     `on_train_begin` of the callbacks is called again for each change. In the rest of an epoch,
-    batches count from 0, and its metrics leave out what a lost rank had counted.
+    batches count from 0, and its metrics leave out the counts of a lost rank.
 
     Args:
         every: the batches between two commits. A commit costs a copy of weights and optimizer.
@@ -130,7 +130,7 @@ class Elastic(Coordinated):
     def begin_training(
         self, callbacks: list[keras.callbacks.Callback], process_set: ProcessSet | None, steps: int
     ) -> None:
-        """Restore the state, over what the callbacks have done at the beginning."""
+        """Restore the state, over the effects of the callbacks at the beginning."""
         self._callbacks, self._steps, self._since = callbacks, steps, 0
         has_writers = any(callback_traits.writes(c) and callback_traits.state(c) for c in callbacks)
         self._has_writers = any(allgather_object(has_writers, name="elastic/callbacks"))

@@ -31,7 +31,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Compared:
-    """Hold what ranks must have in common.
+    """Hold the traits that ranks must have in common.
 
     Attributes:
         settings: the optimizers' settings, with their learning rates.
@@ -70,7 +70,7 @@ def require_same(traits: Compared) -> None:
     settings.
 
     Args:
-        traits: what this rank has; nothing on all ranks, or something on all.
+        traits: those of this rank; none on any rank, or some on all.
 
     Raises:
         MismatchError: with the first setting or weight that differs, and its values.

@@ -76,7 +76,7 @@ def keep_running(state: State, train: Callable[[], Result]) -> Result:
         is_new = is_shared = False
         while True:
             try:
-                if is_new:  # before `sync`, which gives new ranks what the reset has changed
+                if is_new:  # before `sync`, which gives new ranks the changes of the reset
                     state.reset()
                     is_new = False
                 state.sync()

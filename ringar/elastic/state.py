@@ -157,7 +157,7 @@ class State:
             folder.remove(path)
 
     def reset(self) -> None:
-        """Call the functions that were registered for a new world, and keep what they change."""
+        """Call the functions that were registered for a new world, and keep their changes."""
         for callback in self._reset_callbacks:
             callback()
         if self._reset_callbacks:
@@ -178,7 +178,7 @@ class State:
             require_same(self.compared())
 
     def compared(self) -> Compared:
-        """Return what must be the same on all ranks; nothing here."""
+        """Return the values that must be the same on all ranks; nothing here."""
         return Compared()
 
     def save(self) -> None:
@@ -198,7 +198,7 @@ class State:
         raise NotImplementedError
 
     def layout(self) -> Mapping[str, str]:
-        """Return names and kinds of what the state keeps: a commit of another layout is refused."""
+        """Return names and kinds of the state's values: a commit of another layout is refused."""
         return {}
 
 

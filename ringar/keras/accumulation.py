@@ -90,7 +90,7 @@ class Batches:
         self._tally.assign(tf.stack([count + 1, 1009 * digest + rows, least, most]))
 
     def rows(self) -> Rows:
-        """Return what was noted in this epoch."""
+        """Return the notes of this epoch."""
         count, digest, least, most = map(int, self._tally.numpy())
         return count, digest, least, most
 

@@ -119,8 +119,8 @@ class MetricAverageCallback(keras_2.Callback):
     Put it before ReduceLROnPlateau, EarlyStopping, ModelCheckpoint and other readers of metrics.
 
     The average of the results is the result for the data of all ranks only if the metric is a mean
-    over examples, such as a loss or an accuracy, and all ranks have as many examples. It is not for
-    a root mean square, an AUC, a precision or an F-score. `Distributed` combines all of these.
+    over examples, such as a loss or an accuracy, and all ranks have equally many examples. It is
+    wrong for a root mean square, an AUC, a precision or an F-score. `Distributed` combines these.
 
     Args:
         process_set: the ranks that train together; by default all.
@@ -316,7 +316,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
             self._weights_compared = True
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-        """End what was begun for this training."""
+        """End the tuner's training, and meet the other ranks again."""
         if self.tuner is not None:
             self.tuner.end_training()
         self._meet_again()

@@ -96,7 +96,7 @@ def check_start(
 
 @dataclass(frozen=True)
 class _Answers:
-    """Hold the answers of a rank: "yes", or what it has instead.
+    """Hold the answers of a rank: "yes", or the thing that it has instead.
 
     Attributes:
         steps: the number of steps of an epoch, None where it is not known.
@@ -147,11 +147,11 @@ _CONDITIONS = (
         "shard the data with ringar.data.shard(data, grid=grid).",
     ),
 )
-"""What must hold on every rank, and what to do where it does not."""
+"""Conditions that hold on every rank, and the remedy if one does not."""
 
 
 def describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
-    """Return what must be the same on all ranks when training begins.
+    """Return the settings that must be the same on all ranks when training begins.
 
     Args:
         model: the compiled model.

@@ -1,4 +1,4 @@
-"""Descriptions of what a user has set, which must be the same on all ranks: plain, stable values.
+"""Descriptions of the user's settings, which must be the same on all ranks: plain, stable values.
 
 Ranks of one script describe themselves alike: a description leaves out addresses, numbers in names,
 learning rates and seeds, in which ranks may differ. Objects are described by class and config,
@@ -225,7 +225,7 @@ def _object(value: Any) -> Any:
 
 
 def _code(code: types.CodeType) -> int:
-    """Return a digest of what a function computes, as far as its code says it."""
+    """Return a digest of the code of a function."""
     constants = [
         _code(constant) if isinstance(constant, types.CodeType) else constant
         for constant in code.co_consts

@@ -80,7 +80,7 @@ class Reducer:
         gradients: Sequence[Any],
         variables: Sequence[Any] | None,
     ) -> list[Any]:
-        """Clip what the optimizer cannot clip by itself, and return the gradients."""
+        """Clip gradients that the optimizer cannot clip by itself, and return all."""
         return list(gradients)
 
     def is_local(self, variable: Any) -> bool:
@@ -123,11 +123,11 @@ class Slices:
         Args:
             optimizer: the one around whose steps ranks exchange.
             model: the model.
-            inputs: what the model gets of the batch.
+            inputs: the inputs of the model in the batch.
         """
 
     def parts(self, variables: Sequence[Any]) -> list[Any]:
-        """Return what the optimizer trains on this rank in the place of the model's variables."""
+        """Return the parts that the optimizer trains on this rank in the place of the variables."""
         return list(variables)
 
     def clip(
@@ -146,7 +146,7 @@ class Slices:
         return clip(gradients)
 
     def publish(self) -> None:
-        """Give the model what the optimizer has assigned to its parts of variables."""
+        """Give the model the values that the optimizer has assigned to parts of its variables."""
 
     def constrain(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
         """Constrain variables of which the optimizer trains parts, at the end of its step.

@@ -155,14 +155,14 @@ def _look(iterator: Any, steps: int) -> tuple[int, Any]:
     if not isinstance(iterator, tf.data.Iterator):
         return first_digest, iter(batches)
     # Not `from_generator`: when a dataset that calls Python is destroyed, it waits for Python's
-    # lock, and whoever destroys it holds the lock.
+    # lock, and the thread that destroys it holds the lock.
     parts = [tf.data.Dataset.from_tensors(batch) for batch in batches]
     dataset = functools.reduce(tf.data.Dataset.concatenate, parts)
     return first_digest, iter(dataset.map(lambda *batch: _as_in(iterator.element_spec, *batch)))
 
 
 def _arrays_of(batch: Any) -> list[Any]:
-    """Return the arrays of a batch, without what has no value, such as None and `tf.data`'s."""
+    """Return the arrays of a batch, without parts that have no value, such as None and variants."""
     tensors = tf.nest.flatten(batch, expand_composites=True)
     tensors = [x for x in tensors if getattr(x, "dtype", None) not in (tf.variant, tf.resource)]
     return [x.numpy() if isinstance(x, tf.Tensor) else x for x in tensors if x is not None]

@@ -163,7 +163,7 @@ def _finish(
 
 
 def _behind(exchanges: Sequence[Exchange], state: State) -> State:
-    """Return the part of `state` in which a rank is behind one that has taken more steps."""
+    """Return the part of `state` that ranks with fewer steps lack."""
     if all(exchange.period.in_every_step for exchange in exchanges):
         return state
     return State.of([counter for exchange in exchanges for counter in exchange.period.counters])

@@ -116,7 +116,7 @@ def _layers(model: keras.Model) -> Iterator[keras.Layer]:
 
 
 def _digests(layer: keras.Layer) -> Iterator[tuple[str, int]]:
-    """Yield what a layer holds, in words, and its digest."""
+    """Yield each part of a layer's state, in words, and its digest."""
     if hasattr(layer, "get_vocabulary"):
         yield "a vocabulary", _digest(layer.get_vocabulary())
         lookup = getattr(layer, "_lookup_layer", layer)

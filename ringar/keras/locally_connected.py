@@ -170,7 +170,7 @@ class LocallyConnected2D(keras.layers.Layer):
         return tf.cast(tf.convert_to_tensor(variable), self.compute_dtype)
 
     def _patches(self, x: tf.Tensor, outputs: Sequence[int]) -> tf.Tensor:
-        """Return what the kernels of each pixel read: `[examples, rows, columns, taps x C]`."""
+        """Return the inputs of each pixel's kernels: `[examples, rows, columns, taps x C]`."""
         views = []
         for tap in range(math.prod(self.kernel_size)):
             index = [slice(None)] * 4

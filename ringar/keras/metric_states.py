@@ -113,7 +113,7 @@ def added(states: States, shapes: Shapes, ranks: ProcessSet) -> States:
 
 
 def refusal_of(metric: Any) -> tuple[str, str] | None:
-    """Return what was expected of a metric's state, and received; None if it can be combined."""
+    """Return the expected and the received state of a metric; None if it can be combined."""
     # Keras' own metrics have sums only, and no boolean variables.
     if type(metric).__module__.startswith("keras.") or hasattr(metric, "combine_states"):
         return None

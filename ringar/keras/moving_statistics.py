@@ -9,7 +9,7 @@ training and keeps moving averages of them for later. These are combined:
     mean     = average of mean_r
     variance = average of variance_r + (mean_r - mean)^2
 
-This is the law of total variance for ranks with as many examples each: mean and variance of all
+This is the law of total variance for ranks with equally many examples: mean and variance of all
 examples, if `mean_r` and `variance_r` are those of rank r's. A plain mean of the variances would
 leave out how the ranks' means differ, which matters where shares have different distributions.
 The states of a stateful recurrent layer belong to a rank's own rows and stay its own.
@@ -177,7 +177,7 @@ class Combination:
         ranks: ProcessSet,
         furthest: int,
     ) -> np.ndarray:
-        """Return what this rank adds to the common value."""
+        """Return the part of this rank in the common value."""
         if rule == "sum":
             value = value - self._bases[id(variable)]
         elif rule == "mean":

@@ -53,7 +53,7 @@ class ReduceScatter(Reducer):
     """Reduce-scatter gradients: each rank gets its slices of them.
 
     Args:
-        stage: what is cut into slices.
+        stage: which variables are cut into slices.
         reduction: how gradients are reduced.
         slices: this rank's slices of variables.
     """

@@ -48,7 +48,7 @@ class Reduction(Reducer):
     """Reduce gradients over the ranks; `DistributedOptimizer` documents the fields.
 
     Attributes:
-        label: what is reduced, in the names of collectives.
+        label: the name of the values that are reduced, in the names of collectives.
     """
 
     op: ReduceOp
@@ -219,7 +219,7 @@ class Reduction(Reducer):
         variables: Sequence[Any] | None,
         loss_scale: tf.Tensor | None,
     ) -> SaveState:
-        """Put the reduced gradients of `factored` into `reduced`; return what saves the state.
+        """Put the reduced gradients of `factored` into `reduced`; return the saver of the state.
 
         The gradients are multiplied by the weight of this rank already: errors of earlier steps,
         which had their own weights, are added to them.
@@ -258,7 +258,7 @@ class Reduction(Reducer):
         variables: Sequence[Any] | None,
         loss_scale: tf.Tensor | None,
     ) -> Control:
-        """Record this reduction, and return what this rank tells the others with it."""
+        """Record this reduction, and return the message of this rank to the others with it."""
 
         def repeat(zeros: Sequence[Any]) -> tf.Tensor:
             self(zeros, variables, None if loss_scale is None else tf.ones([]))
@@ -274,7 +274,7 @@ class Reduction(Reducer):
         return self.control(share.rows(), variables or gradients, begins_step)
 
     def control(self, rows: Any, like: Sequence[Any], begins_step: bool) -> Control:
-        """Return what this rank tells the others: the rows it counts with, and what it reduces."""
+        """Return the message of this rank to the others: its rows, and a key of its reduction."""
         key = NO_SHARES
         if self.op is Average:
             # Shapes, since Keras numbers names by what a rank has made before.

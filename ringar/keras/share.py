@@ -65,7 +65,7 @@ class Record:
 
 
 class Step:
-    """Hold what is known of the training step that is traced or runs.
+    """Hold the facts about the training step that is traced or runs.
 
     Attributes:
         model: the model, while the step is traced or runs.

@@ -109,7 +109,7 @@ class VariableSlices(Slices):
 
 
 def _gather(slices: Sequence[VariableSlice], ranks: SliceRanks, name: str) -> None:
-    """Gather what the ranks have assigned to slices into their variables."""
+    """Gather the values that the ranks have assigned to slices into their variables."""
     # Compiled code knows the shapes before, and needs equal numbers of rows.
     padded = is_compiling()
     gathered = grouped_allgather(

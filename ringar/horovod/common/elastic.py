@@ -33,7 +33,7 @@ class State(elastic.State):
     Args:
         bcast_object: sends an object of rank 0 to all ranks.
         get_rank: returns the rank of this process.
-        **objects: what a subclass of ringar's state keeps.
+        **objects: the objects that a subclass of ringar's state keeps.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ def run(
         args: its positional arguments.
         kwargs: its keyword arguments.
         num_proc: the number of ranks.
-        min_num_proc: makes the job elastic: it goes on while so many ranks are left. Default, if
+        min_num_proc: makes the job elastic: the least number of ranks that go on. Default, if
             another argument makes the job elastic: `num_proc`.
         max_num_proc: the most ranks of an elastic job; default: `num_proc`.
         slots: must be None: `hosts` or `hostfile` tell the slots of a host.

@@ -95,7 +95,7 @@ class GradientReduction(Reducer):
     """Reduce the gradients of a step as Horovod does.
 
     Args:
-        settings: what the user has asked for.
+        settings: the arguments of the user.
         in_tape: whether it is that of a tape, which lives for one step.
     """
 
@@ -255,7 +255,7 @@ class GradientReduction(Reducer):
 
 
 class Passes(Period):
-    """Let the optimizer take a step after so many passes.
+    """Let the optimizer take a step after a number of passes.
 
     Args:
         helper: adds up the gradients of the passes; None: each pass is a step.

@@ -294,7 +294,7 @@ def broadcast_(
 def assigned(
     variables: Sequence[Any], root_rank: int, name: str | None, process_set: _ProcessSet
 ) -> list[tf.Tensor]:
-    """Broadcast variables of TensorFlow or Keras; return tensors behind the assignments."""
+    """Broadcast variables of TensorFlow or Keras; return tensors that wait for the assignments."""
     values = reductions.issue(
         collectives.grouped_broadcast,
         [tf.convert_to_tensor(variable) for variable in variables],

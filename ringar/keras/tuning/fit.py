@@ -34,7 +34,7 @@ class FitTuner:
 
     Args:
         model: the model, which has a training function.
-        job: what the settings are for.
+        job: the job that the settings are for.
         ranks: those that train together.
     """
 
@@ -75,7 +75,7 @@ class FitTuner:
             self._use(DEFAULTS)
 
     def begin(self, steps: int) -> None:
-        """Begin a training, of epochs in which all ranks have so many steps."""
+        """Begin a training, of epochs in which all ranks have `steps` steps."""
         self._steps = steps
         self._tuner.begin_window()
         self._functions.clear()  # the model may have been compiled anew

@@ -1,7 +1,7 @@
 """The order in which settings are tried, and the choice of those that stay.
 
 First come samples that do not count: the first steps of a job are slower. Then the defaults are
-measured, then what the sampler proposes. In the end the best and the defaults are measured in
+measured, then the proposals of the sampler. In the end the best and the defaults are measured in
 turns. The best one stays only if it is faster beyond the noise of these turns; else the defaults
 stay. So a search that was misled by a disturbance ends with the defaults.
 
@@ -56,7 +56,7 @@ class Choice:
 
     Attributes:
         settings: those that stay.
-        seconds: what a step took with them in the comparison, or in the search without one.
+        seconds: the time of a step with them in the comparison, or in the search without one.
         default_seconds: the same with the defaults.
         trials: the number of different settings that were measured.
     """

@@ -28,7 +28,7 @@ Plan = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Job:
-    """Describe what the settings are for.
+    """Describe the job that settings are for.
 
     Attributes:
         ranks: the number of ranks that train together.
@@ -47,7 +47,7 @@ class Space:
     """List what each setting may be.
 
     Args:
-        job: what the settings are for.
+        job: the job that the settings are for.
         compression: whether results may change.
 
     Attributes:

@@ -36,8 +36,8 @@ class Decision:
     Attributes:
         settings: those of the next steps.
         is_last: whether they stay.
-        error: what has gone wrong on the first rank, or "".
-        lacks_library: whether that is a library that it lacks.
+        error: the error of the first rank, or "".
+        lacks_library: whether the error is that the rank lacks a library.
     """
 
     settings: Settings
@@ -50,8 +50,8 @@ class Director:
     """Search on the first rank: turn measured windows into decisions.
 
     Args:
-        job: what the settings are for.
-        options: what the user asks for.
+        job: the job that the settings are for.
+        options: the options of Autotune.
 
     Raises:
         UnsupportedError: Optuna is missing.
@@ -100,7 +100,7 @@ class Director:
         return None
 
     def decide(self, seconds: float) -> Decision:
-        """Take the seconds of a step of the last window, and return what comes next."""
+        """Take the seconds of a step of the last window, and return the next decision."""
         assert self._samples is not None
         self._measured += 1
         self._write(self._sample, seconds)
@@ -153,8 +153,8 @@ class Tuner:
     """Measure windows on a rank, and take the decisions of the first one. Collective.
 
     Args:
-        job: what the settings are for; `hosts` is found out here.
-        options: what the user asks for.
+        job: the job that the settings are for; `hosts` is found out here.
+        options: the options of Autotune.
         ranks: those that train together.
         clock: returns seconds.
 
@@ -194,7 +194,7 @@ class Tuner:
         self._last: float | None = None
 
     def pause(self) -> None:
-        """Measure nothing until the next step: what comes between is no part of a step."""
+        """Measure nothing until the next step: the time until then is no part of a step."""
         self._last = None
 
     def end_training(self) -> None:

@@ -156,7 +156,7 @@ class OnDisk(Offload):
         return self.folder or os.environ.get(FOLDER_VARIABLE) or tempfile.gettempdir()
 
     def _reserve(self, nbytes: int) -> int:
-        """Return the place of so many new bytes in the file."""
+        """Reserve new bytes in the file, and return their place."""
         self._has_met = False
         begin, self._bytes = self._bytes, self._bytes + nbytes
         if self._file is None:

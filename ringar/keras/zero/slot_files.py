@@ -69,7 +69,7 @@ class Leader:
             broadcast_object(None, self._root, **self._where)
 
     def answer(self) -> None:
-        """Take part in what the first rank asks for, until it has ended."""
+        """Take part in the requests of the first rank, until it has ended."""
         request: tuple[str, int] | None
         while (request := broadcast_object(None, self._root, **self._where)) is not None:
             verb, number = request
@@ -139,8 +139,8 @@ def on_first_rank_of(
     Args:
         model: the model, on every rank.
         action: as for `first`, as all others.
-        caller: the public name of what the user has called.
-        deed: what is done, for errors.
+        caller: the public name of the function that the user has called.
+        deed: the deed, for errors.
         process_set: the ranks concerned.
     """
     where: dict[str, Any] = {"caller": caller, "deed": deed, "process_set": process_set}

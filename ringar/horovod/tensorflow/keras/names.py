@@ -53,7 +53,7 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
             step of the optimizer, whose `iterations` count batches.
         average_aggregated_gradients: divide the sum by that number.
         num_groups: deprecated; `groups` takes its place.
-        groups: reduce gradients in so many groups, or those of the variables in each list together.
+        groups: the number of groups of gradients, or a list of variables for each group.
         process_set: the ranks that reduce; others train alone.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
 

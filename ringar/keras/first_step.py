@@ -88,7 +88,7 @@ def is_reduced(variable: Any) -> bool:
 
     True once a step of this rank has reduced its gradients over all ranks.
     """
-    return hasattr(_of_tensorflow(variable), "_ringar_is_reduced")
+    return hasattr(of_tensorflow(variable), "_ringar_is_reduced")
 
 
 def _note_reduced(variables: Sequence[Any], exchange: Exchange) -> None:
@@ -96,10 +96,11 @@ def _note_reduced(variables: Sequence[Any], exchange: Exchange) -> None:
         return
     for variable in variables:
         if not exchange.reduction.is_local(variable):
-            _of_tensorflow(variable)._ringar_is_reduced = True
+            of_tensorflow(variable)._ringar_is_reduced = True
 
 
-def _of_tensorflow(variable: Any) -> Any:
+def of_tensorflow(variable: Any) -> Any:
+    """Return the variable of TensorFlow in one of Keras."""
     return variable._value if isinstance(variable, keras.Variable) else variable
 
 

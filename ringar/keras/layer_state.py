@@ -31,6 +31,7 @@ from ringar.collectives import allgather_object
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
 from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras.state import listing
 
 _CALL = Call("allgather_object", name="state of layers")
 _NOT_COMPARED = {"name", "seed", "code", "batch_shape", "build_config", "trainable"}
@@ -97,10 +98,9 @@ def _refusal(differences: list[tuple[keras.Layer, list[str]]]) -> str:
         "with the rank's own data; or layer.adapt(data) on every rank, with the same data. Load "
         "its file on every rank. "
     )
-    rest = f" and {len(words) - 5} more" if len(words) > 5 else ""
     return _CALL.refusal(
         "layers that hold the same on every rank beside their weights",
-        f"others: {'; '.join(words[:5])}{rest}",
+        f"others: {listing(words, '; ')}",
         f"{adapt if is_adapted else ''}Give layers the same arguments and constants on every rank. "
         "Where they are meant to differ, pass check=False to ringar.callbacks.Distributed.",
     )

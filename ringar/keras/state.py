@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from ringar.job.process_sets import ProcessSet
 
 
+def listing(names: Sequence[str], separator: str = ", ") -> str:
+    """Return the first five names, and how many more there are."""
+    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return separator.join(names[:5]) + rest
+
+
 @dataclass(frozen=True)
 class State:
     """Hold variables, `keras.Variable` or `tf.Variable`, with how each of them is cut."""
@@ -64,9 +70,7 @@ class State:
     @property
     def names(self) -> str:
         """The first five names, and how many more there are."""
-        names = [getattr(variable, "path", variable.name) for variable in self.variables]
-        rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        return ", ".join(names[:5]) + rest
+        return listing([getattr(variable, "path", variable.name) for variable in self.variables])
 
     def digests(self) -> list[int]:
         """Return a digest of each variable on this rank."""

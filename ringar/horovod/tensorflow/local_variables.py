@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ringar.horovod.tensorflow.place_ops import size_op
 from ringar.job.process_sets import ProcessSet
+from ringar.keras.first_step import of_tensorflow
 
 
 class LocalVariables:
@@ -59,8 +59,3 @@ class LocalVariables:
             values = gradient.values / ranks
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         return gradient / ranks
-
-
-def of_tensorflow(variable: Any) -> Any:
-    """Return the variable of TensorFlow in one of Keras."""
-    return variable._value if isinstance(variable, keras.Variable) else variable

@@ -55,7 +55,6 @@ from ringar.horovod.common.util import num_rank_is_power_2 as check_num_rank_pow
 from ringar.horovod.tensorflow import handles, reductions
 from ringar.horovod.tensorflow.compression import Compression
 from ringar.horovod.tensorflow.joining import join
-from ringar.horovod.tensorflow.local_variables import of_tensorflow
 from ringar.horovod.tensorflow.place_ops import (
     local_rank_op,
     local_size_op,
@@ -65,6 +64,7 @@ from ringar.horovod.tensorflow.place_ops import (
 )
 from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job.process_sets import ProcessSet as _ProcessSet
+from ringar.keras.first_step import of_tensorflow
 
 __all__ = [
     "cross_rank",

@@ -11,7 +11,7 @@ import numpy as np
 from ringar.elastic.comparison import Compared
 from ringar.elastic.state import ObjectState
 from ringar.job import place
-from ringar.keras import keras_2, layer_state, training_state
+from ringar.keras import keras_2, layer_state, share, training_state
 
 #: Keys of variables that differ between ranks: seeds, and the counts of metrics.
 _OWN = ("seed", "global seed", "metric")
@@ -56,7 +56,7 @@ class KerasState(ObjectState):
 
     def _optimizers(self) -> list[keras.optimizers.Optimizer]:
         optimizers = [] if self._optimizer is None else [self._optimizer]
-        return optimizers or training_state.optimizers(self.model)
+        return optimizers or share.optimizers_of(self.model)
 
     def _all_variables(self) -> dict[str, Any]:
         variables = training_state.variables_of(self.model)

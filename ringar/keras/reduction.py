@@ -158,11 +158,7 @@ class Reduction(Reducer):
         reduced = list(gradients)
         self._refuse_parts(variables or ())
         control = control or self._control(reduced, variables, loss_scale)
-        overwritten = {
-            index
-            for index, variable in enumerate(variables or ())
-            if getattr(variable, "overwrite_with_gradient", False)
-        }
+        overwritten = {i for i, v in enumerate(variables or ()) if is_overwritten(v)}
         dense: list[Any] = [None] * len(reduced)
         maxima: list[Any] = [None] * len(reduced)
         slices: list[int] = []
@@ -354,6 +350,11 @@ def _weighted(gradient: Any, weight: tf.Tensor | None) -> Any:
         return gradient * tf.cast(weight, gradient.dtype)
     values = _weighted(gradient.values, weight)
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+
+def is_overwritten(variable: Any) -> bool:
+    """Return whether Keras writes gradients over a variable."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def tensor_like(variable: Any | None, gradient: Any) -> tf.Tensor:

@@ -29,8 +29,8 @@ from ringar.job.process_sets import or_all
 from ringar.keras import share
 from ringar.keras.exchange import Variables
 from ringar.keras.reduce_scatter import ReduceScatter
-from ringar.keras.reduction import spread_overflow, tensor_like
-from ringar.keras.variable_slices import VariableSlices, is_overwritten
+from ringar.keras.reduction import is_overwritten, spread_overflow, tensor_like
+from ringar.keras.variable_slices import VariableSlices
 from ringar.keras.zero import gathering, passes, units
 from ringar.keras.zero.passes import Plan
 from ringar.keras.zero.weight_slice import WeightSlice, is_of_keras, is_sharded, slice_of

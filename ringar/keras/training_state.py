@@ -115,17 +115,12 @@ def _slots_of_part(model: keras.Model) -> Iterator[tuple[str, np.ndarray]]:
 
 def _slices_of_part(model: keras.Model) -> Iterator[tuple[str, Any, VariableSlice]]:
     """Yield the slots of cut variables that are slices, on a rank without the first part."""
-    for number, optimizer in enumerate(optimizers(model)):
+    for number, optimizer in enumerate(share.optimizers_of(model)):
         pairs = zip(optimizer.variables, slots.slices(optimizer), strict=True)
         for index, (slot, variable_slice) in enumerate(pairs):
             cut = None if variable_slice is None else cut_of(variable_slice.whole)
             if variable_slice is not None and cut is not None and cut.grid.part > 0:
                 yield f"slice {number} {index}", slot, variable_slice
-
-
-def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """Return the optimizers of `model`, each once."""
-    return share.optimizers_of(model)
 
 
 def variables_of(model: keras.Model, metrics: bool = True) -> dict[str, Any]:
@@ -135,7 +130,7 @@ def variables_of(model: keras.Model, metrics: bool = True) -> dict[str, Any]:
         model: a built model with a built optimizer.
         metrics: whether those of metrics are among them.
     """
-    groups = {f"slot {i}": slots.common(o) for i, o in enumerate(optimizers(model))}
+    groups = {f"slot {i}": slots.common(o) for i, o in enumerate(share.optimizers_of(model))}
     groups |= {f"exchange {i}": [*e.period.state] for i, e in enumerate(share.exchanges_of(model))}
     groups |= {"weight": model.weights, "seed": model.variables}
     groups["metric"] = model.metrics_variables if metrics else []

@@ -16,7 +16,7 @@ import tensorflow as tf
 from ringar.collectives import Sum, allreduce, branches, grouped_allgather
 from ringar.collectives.compiled import is_compiling
 from ringar.keras.exchange import Slices
-from ringar.keras.reduction import Reduction
+from ringar.keras.reduction import Reduction, is_overwritten
 from ringar.sharding.slice_ranks import Slicing
 from ringar.sharding.variable_slice import VariableSlice
 
@@ -122,8 +122,3 @@ def _gather(slices: Sequence[VariableSlice], ranks: SliceRanks, name: str) -> No
         part.whole.assign(tf.reshape(flat, part.whole.shape))
         part.pending = None
     branches.note(gathered)
-
-
-def is_overwritten(variable: Any) -> bool:
-    """Return whether Keras writes gradients over a variable."""
-    return bool(getattr(variable, "overwrite_with_gradient", False))

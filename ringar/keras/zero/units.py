@@ -19,7 +19,7 @@ from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
 from ringar.keras.exchange import exchange_of
-from ringar.keras.variable_slices import is_overwritten
+from ringar.keras.reduction import is_overwritten
 from ringar.keras.zero import graphs, passes, weight_slice
 from ringar.keras.zero.gathering import Unit
 from ringar.keras.zero.session import SESSION, Call, Phase

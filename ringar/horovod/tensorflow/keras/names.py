@@ -17,7 +17,7 @@ from ringar.horovod.tensorflow.gradients import Groups, Settings, groups_of
 from ringar.horovod.tensorflow.optimizer import layers_of, of_keras
 from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job.process_sets import ProcessSet
-from ringar.keras.training_state import optimizers
+from ringar.keras.share import optimizers_of
 from ringar.sharding.slots import inner_optimizer
 
 
@@ -177,6 +177,6 @@ def load_model(
     del legacy_opts
     objects = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, objects)
-    for optimizer in optimizers(model):
+    for optimizer in optimizers_of(model):
         DistributedOptimizer(inner_optimizer(optimizer), compression=compression)
     return model

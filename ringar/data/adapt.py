@@ -97,9 +97,9 @@ def _add_up(table: Any, ranks: ProcessSet) -> None:
         counts = getattr(table, name, None)
         if counts is None:
             continue
-        counts_here = tuple(part.numpy() for part in counts.export())
+        arrays = tuple(part.numpy() for part in counts.export())
         counts.remove(counts.export()[0])
-        for tokens, number in _gather(counts_here, name, ranks):
+        for tokens, number in _gather(arrays, name, ranks):
             if len(tokens):
                 counts.insert(tokens, number + counts.lookup(tokens))
     if hasattr(table, "num_documents"):

@@ -47,11 +47,12 @@ def write(where: Path, number: int, layout: Mapping[str, str], packed: object) -
     body = pickle.dumps(packed)
     head = {"format": _FORMAT, "commit": number, "layout": dict(layout)}
     head |= {"bytes": len(body), "checksum": zlib.crc32(body)}
-    before = [number_of_file for number_of_file in _numbers(where) if number_of_file < number][-1:]
+    numbers = _numbers(where)
+    before = [earlier for earlier in numbers if earlier < number][-1:]
     for earlier in before:
         _sync(path_of(where, earlier))
-    for number_of_file in set(_numbers(where)) - {*before}:
-        path_of(where, number_of_file).unlink(missing_ok=True)
+    for obsolete in set(numbers) - {*before}:
+        path_of(where, obsolete).unlink(missing_ok=True)
     beside = where / _TEMPORARY
     try:
         with open(beside, "wb") as file:

@@ -50,9 +50,9 @@ class KerasState(ObjectState):
         self.model = model
         self._optimizer = optimizer
         self._variables: dict[str, np.ndarray] = {}
-        for optimizer_of_model in self._optimizers():
-            if not optimizer_of_model.built:
-                optimizer_of_model.build(model.trainable_variables)
+        for model_optimizer in self._optimizers():
+            if not model_optimizer.built:
+                model_optimizer.build(model.trainable_variables)
 
     def _optimizers(self) -> list[keras.optimizers.Optimizer]:
         optimizers = [] if self._optimizer is None else [self._optimizer]

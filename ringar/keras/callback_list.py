@@ -127,12 +127,12 @@ class DistributedListMixin:
         if or_all(self._process_set).size() > 1:
             where: dict[str, Any] = {"name": "callbacks", "process_set": self._process_set}
             ranks = allgather_object(ranks[0], **where)
-        all_of_them, steps = zip(*ranks, strict=True)
+        backups, steps = zip(*ranks, strict=True)
         counts = [number for number in steps if number is not None]
         self._common_steps = min(counts, default=None) if len(set(steps)) > 1 else None
         self._append(LastCallback(self._process_set, self._distributed.check))
-        if not all_of_them[0]:
-            if any(all_of_them):
+        if not backups[0]:
+            if any(backups):
                 raise MismatchError(
                     f"rank {or_all(self._process_set).rank()} | callbacks: expected "
                     "BackupAndRestore on rank 0, which writes, received it on others only; give "
@@ -140,7 +140,7 @@ class DistributedListMixin:
                 )
             return
         self._backup = Backup(
-            all_of_them[0][0], self._all_callbacks, self._process_set, self._common_steps
+            backups[0][0], self._all_callbacks, self._process_set, self._common_steps
         )
         self._append(self._backup)
         self._async_train = False  # a backup in another thread would mix up the collectives

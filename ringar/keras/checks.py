@@ -178,8 +178,8 @@ def _remedy_of(model: keras.Model) -> Callable[[str], str]:
                 f"without a batch. {advice}"
             )
         if path.startswith("weight "):
-            path_here = model.weights[int(path.split()[1])].path
-            return f"It is {path_here} here. {advice}"
+            weight = model.weights[int(path.split()[1])]
+            return f"It is {weight.path} here. {advice}"
         return advice
 
     return remedy

@@ -59,8 +59,8 @@ class FirstBatch:
                     model.train_function = train
                 layout = _layout(iterator)
                 length = _pass_length(getattr(iterator, "_dataset", None))
-                digest_here, iterator = _look(iterator, getattr(model, "steps_per_execution", 1))
-                everyone, lengths = self._exchange(digest_here, layout, length)
+                fingerprint, iterator = _look(iterator, getattr(model, "steps_per_execution", 1))
+                everyone, lengths = self._exchange(fingerprint, layout, length)
                 _require_same(everyone, model)
                 self._warn_if_equal(everyone, model)
                 self._warn_of_passes(lengths)
@@ -75,11 +75,9 @@ class FirstBatch:
         gathered = allgather_object(
             (fingerprint, layout, length), name="first batch", process_set=self.process_set
         )
-        first_layout = next(
-            (layout_there for _, layout_there, _ in gathered if layout_there is not None), None
-        )
+        first_layout = next((layout for _, layout, _ in gathered if layout is not None), None)
         compare(
-            [{"parts of a batch": layout_there or first_layout} for _, layout_there, _ in gathered],
+            [{"parts of a batch": layout or first_layout} for _, layout, _ in gathered],
             caller="ringar.callbacks.Distributed",
             remedy="Give `fit` inputs, targets and weights of examples on every rank alike; with "
             "`class_weight` a batch has weights, too.",
@@ -185,10 +183,10 @@ def _equal(digests: list[int], group: int) -> list[int]:
     """Return the ranks whose digest occurs in another group, too; a group has `group` ranks."""
     return [
         rank
-        for rank, digest_here in enumerate(digests)
-        if digest_here != _NO_BATCH
+        for rank, fingerprint in enumerate(digests)
+        if fingerprint != _NO_BATCH
         and any(
-            digest_here == digest_there and rank_there // group != rank // group
-            for rank_there, digest_there in enumerate(digests)
+            fingerprint == digests[peer] and peer // group != rank // group
+            for peer in range(len(digests))
         )
     ]

@@ -118,8 +118,8 @@ def _check_session_graph(exchange: Exchange, optimizer: keras.optimizers.Optimiz
 def _agree(
     described: dict[str, Any], state: State, ranks: ProcessSet, is_traced: bool, caller: str
 ) -> None:
-    state_here = (described, state.digests())
-    gathered = allgather_object(state_here, name=_NAME, process_set=ranks)
+    report = (described, state.digests())
+    gathered = allgather_object(report, name=_NAME, process_set=ranks)
     everyone, of_ranks = zip(*gathered, strict=True)
     numbers = [{_STATE: len(digests)} for digests in of_ranks]
     compare(

@@ -128,13 +128,13 @@ class Epochs:
         if self._ranks.size() > 1:  # data may also end before `steps_per_epoch`
             self._catch_up(steps, exchanges)
 
-    def _catch_up(self, steps_here: int, exchanges: Sequence[Exchange]) -> None:
+    def _catch_up(self, step_count: int, exchanges: Sequence[Exchange]) -> None:
         """Give all ranks the state of one that has taken every step.
 
         Weights that no gradient changes are combined later (`ringar.keras.moving_statistics`).
         """
         batches = share.batches_of(self._model)
-        report = (steps_here, batches.rows() if batches is not None else None)
+        report = (step_count, batches.rows() if batches is not None else None)
         of_ranks = allgather_object(report, name=_STEPS.name, process_set=self._ranks)
         steps = [count for count, _ in of_ranks]
         accumulation.check([rows for _, rows in of_ranks], self._ranks.ranks, _STEPS)

@@ -53,8 +53,8 @@ def check(model: keras.Model, process_set: ProcessSet | None = None) -> None:
     if ranks.size() == 1:
         return
     layers = list(_layers(model))
-    layers_here = [(type(layer).__name__, dict(_digests(layer))) for layer in layers]
-    everyone = allgather_object(layers_here, name=_CALL.name, process_set=process_set)
+    report = [(type(layer).__name__, dict(_digests(layer))) for layer in layers]
+    everyone = allgather_object(report, name=_CALL.name, process_set=process_set)
     kinds = [[kind for kind, _ in of_rank] for of_rank in everyone]
     if any(of_rank != kinds[0] for of_rank in kinds):
         counts = ", ".join(f"{len(k)} (rank {r})" for r, k in zip(ranks.ranks, kinds, strict=True))

@@ -92,7 +92,7 @@ def _of_tape(tape: tf.GradientTape) -> Any:
     graph, rows = getattr(tape, "_ringar_rows", (None, None))
     if tf.executing_eagerly():
         return rows if graph is None else None
-    return rows if any(graph is graph_of_loss for graph_of_loss in _graphs()) else None
+    return rows if any(graph is outer for outer in _graphs()) else None
 
 
 def _graph() -> Any:

@@ -103,10 +103,9 @@ class SaveOnSignal(keras_2.Callback):
             return
         number = self._received
         if or_all(self._process_set).size() > 1:
-            signal_here = np.array([number], np.int32)
-            number = int(
-                allreduce(signal_here, op=Max, name="signal", process_set=self._process_set)[0]
-            )
+            numbers = np.array([number], np.int32)
+            maximum = allreduce(numbers, op=Max, name="signal", process_set=self._process_set)
+            number = int(maximum[0])
         if not number:
             return
         if save and self._backup is not None:

@@ -108,9 +108,9 @@ def _slots_of_part(model: keras.Model) -> Iterator[tuple[str, np.ndarray]]:
     The file has the slots of the first part. A rank of the first model group reports each other.
     """
     for key, slot, variable_slice in _slices_of_part(model):
-        slot_of_all = joined(slot, variable_slice, "backup")
+        whole_slot = joined(slot, variable_slice, "backup")
         if cut_of(variable_slice.whole).grid.group == 0:  # type: ignore[union-attr]
-            yield key, slot_of_all
+            yield key, whole_slot
 
 
 def _slices_of_part(model: keras.Model) -> Iterator[tuple[str, Any, VariableSlice]]:

@@ -36,9 +36,9 @@ class Times(TypedDict):
 
 def publish(environ: MutableMapping[str, str]) -> None:
     """Set the variables that Horovod's launcher sets: HOROVOD_RANK and so on."""
-    for name, (of_launcher, name_here) in _PLACE.items():
+    for name, (of_launcher, function) in _PLACE.items():
         if place.is_initialized():
-            environ[name] = str(name_here())
+            environ[name] = str(function())
         elif of_launcher in environ:
             environ[name] = environ[of_launcher]
     if "HOROVOD_RANK" in environ:  # horovodrun has set the name that the user gave to -H
@@ -51,9 +51,9 @@ def apply(environ: MutableMapping[str, str]) -> None:
     """Set each unset variable of ringar that has a counterpart of Horovod's."""
     if level := environ.get("HOROVOD_LOG_LEVEL", "").upper():
         environ.setdefault(log.VARIABLE, _LEVELS.get(level, level))
-    for name, name_here in _SAME.items():
+    for name, counterpart in _SAME.items():
         if name in environ:
-            environ.setdefault(name_here, environ[name])
+            environ.setdefault(counterpart, environ[name])
 
 
 def times(environ: Mapping[str, str]) -> Times:

@@ -129,15 +129,8 @@ def check_new(process_set: ProcessSet, sets: Sequence[ProcessSet] = ()) -> None:
         sets: sets that will be registered before it.
     """
     # Grids of ringar have sets of their own, which a script for Horovod knows nothing of.
-    registered = [
-        process_set_in_use
-        for process_set_in_use in of_ringar.in_use()
-        if isinstance(process_set_in_use, ProcessSet)
-    ]
-    if any(
-        process_set_in_use.ranks == process_set.ranks
-        for process_set_in_use in [global_process_set, *registered, *sets]
-    ):
+    registered = [other for other in of_ringar.in_use() if isinstance(other, ProcessSet)]
+    if any(other.ranks == process_set.ranks for other in [global_process_set, *registered, *sets]):
         raise ValueError(f"expected ranks that no process set has yet; received {process_set}")
     of_ringar.check_new(process_set)
 

@@ -22,12 +22,10 @@ def _scalar(read: Callable[[], int], name: str | None) -> tf.Tensor:
 def _of_set(process_set_id: int, value: Callable[[process_sets.ProcessSet], int | None]) -> int:
     if not place.is_initialized():
         return -1  # HOROVOD_PROCESS_SET_ERROR_INIT
-    process_set_here = {
-        process_set.process_set_id: process_set for process_set in process_sets.in_use()
-    }.get(process_set_id)
-    if process_set_here is None:
+    sets = {process_set.process_set_id: process_set for process_set in process_sets.in_use()}
+    if process_set_id not in sets:
         return -3  # HOROVOD_PROCESS_SET_ERROR_UNKNOWN_SET
-    return int(value(process_set_here) or 0)
+    return int(value(sets[process_set_id]) or 0)
 
 
 @do_not_convert

@@ -177,9 +177,9 @@ def begin(
         return None
     assert steps is not None
     job = _job(model, ranks)
-    progress_here = tuning.progress if tuning is not None and tuning.job == job else None
-    everyone = allgather_object(progress_here, name="autotune/progress", process_set=ranks)
-    if progress_here is None or any(progress_there != progress_here for progress_there in everyone):
+    progress = tuning.progress if tuning is not None and tuning.job == job else None
+    everyone = allgather_object(progress, name="autotune/progress", process_set=ranks)
+    if progress is None or any(peer != progress for peer in everyone):
         # Functions of an earlier search belong to ranks that are no longer there.
         tuning = FitTuner(model, job, ranks)
         object.__setattr__(model, "_ringar_tuner", tuning)  # Keras' own would track it

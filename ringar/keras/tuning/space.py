@@ -80,12 +80,10 @@ class Space:
 
     def settings(self, values: Mapping[str, Value]) -> Settings:
         """Return the first settings in the space that make the same step as these values."""
-        values_and_defaults = replace(DEFAULTS, **values)  # type: ignore[arg-type]
-        sizes = self._first[
-            Settings(values_and_defaults.bucket_bytes, values_and_defaults.first_bucket_bytes)
-        ]
+        proposal = replace(DEFAULTS, **values)  # type: ignore[arg-type]
+        sizes = self._first[Settings(proposal.bucket_bytes, proposal.first_bucket_bytes)]
         return replace(
-            values_and_defaults,
+            proposal,
             bucket_bytes=sizes.bucket_bytes,
             first_bucket_bytes=sizes.first_bucket_bytes,
         )

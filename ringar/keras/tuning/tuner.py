@@ -226,11 +226,11 @@ class Tuner:
 
     def _end_window(self, has_data: bool) -> bool:
         """Let rank 0 decide; return whether the settings change."""
-        seconds_here = median(self._times) if has_data else None
+        duration = median(self._times) if has_data else None
         self.measured += 1
-        of_ranks = allgather_object(seconds_here, **self._named("window"))
+        of_ranks = allgather_object(duration, **self._named("window"))
         self._times = []
-        seconds = [seconds_of_rank for seconds_of_rank in of_ranks if seconds_of_rank is not None]
+        seconds = [duration for duration in of_ranks if duration is not None]
         if len(seconds) < len(of_ranks):  # not all ranks take this step
             return False
         decision, before = Decision(DEFAULTS), self.settings  # of rank 0 alone

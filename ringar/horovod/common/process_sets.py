@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from ringar.collectives.agree import together
-from ringar.errors import NotInitializedError
-from ringar.horovod.common.exceptions import UninitializedError
+from ringar.horovod.common.exceptions import initialized
 from ringar.job import place
 from ringar.job import process_sets as of_ringar
 
@@ -67,12 +66,10 @@ class ProcessSet(of_ringar.ProcessSet):
             raise ValueError(f"this rank is no member of {self}")
         return super().rank()
 
+    @initialized
     def included(self) -> bool:
         """Return whether this rank is a member."""
-        try:
-            return super().rank() >= 0
-        except NotInitializedError as error:
-            raise UninitializedError(str(error)) from None
+        return super().rank() >= 0
 
     def __str__(self) -> str:
         return (
@@ -103,22 +100,15 @@ class _AllRanks(ProcessSet):
 
     def size(self) -> int:
         """Return the number of ranks in the job."""
-        return _initialized(place.size)
+        return initialized(place.size)()
 
     def rank(self) -> int:
         """Return the number of this rank in the job."""
-        return _initialized(place.rank)
+        return initialized(place.rank)()
 
 
 global_process_set: ProcessSet = _AllRanks()
 """All ranks of the job."""
-
-
-def _initialized(function: Callable[[], int]) -> int:
-    try:
-        return function()
-    except NotInitializedError as error:
-        raise UninitializedError(str(error)) from None
 
 
 def check_new(process_set: ProcessSet, sets: Sequence[ProcessSet] = ()) -> None:
@@ -152,7 +142,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         check_new(proposal)
         return proposal.ranks
 
-    _initialized(place.size)
+    initialized(place.size)()
     ranks = together(checked, caller="add_process_set", deed="to name a set of ranks")
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(ranks[place.rank()])

@@ -2,10 +2,10 @@
 
 Most of what ringar does in `fit` has no public place in Keras. So ringar replaces some methods of
 its classes, for the whole process, with functions that call the original. A feature needs several
-of them. `install` puts all those of a feature in their places, the first time that it is used.
+of them. `install` replaces all methods of a feature, the first time that it is used.
 
-Keras and TensorFlow move what is private. `missing` tells what the installed versions lack, and
-`install` refuses the feature by its name.
+Keras and TensorFlow move private attributes. `gaps` lists those that the installed versions lack,
+and `install` refuses the feature by its name.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Hook:
     Attributes:
         owner: the module or class that has the attribute.
         attribute: its name.
-        wrapper: `module:function` in ringar. The function takes the original and returns what
-            takes its place; called with the same arguments, it calls the original.
+        wrapper: `module:function` in ringar. The function takes the original and returns its
+            replacement, which calls the original with the same arguments.
         since: the first Keras that has the attribute, or the first TensorFlow.
         is_public: whether Keras or TensorFlow documents the attribute.
     """
@@ -45,7 +45,7 @@ class Hook:
 _MODEL, _SCALED = "keras.Model", "keras.optimizers.LossScaleOptimizer"
 _TAPE, _TENSORFLOW = "tensorflow.GradientTape", "TensorFlow 2.16"
 
-#: What each feature replaces, in the order in which it is replaced.
+#: The attributes that each feature replaces, in the order of their replacement.
 TABLE: dict[str, tuple[Hook, ...]] = {
     "distributed training": (
         Hook(_SCALED, "apply", "ringar.keras.apply:exchanging_before_overflow_check"),
@@ -125,7 +125,7 @@ _installed: set[str] = set()
 
 
 def install(feature: str) -> None:
-    """Put what a feature replaces in its place, once in a process.
+    """Replace the attributes of a feature, once in a process.
 
     Args:
         feature: a key of `TABLE`.
@@ -135,7 +135,7 @@ def install(feature: str) -> None:
     """
     if feature in _installed:
         return
-    if lacking := list(_missing(feature)):
+    if lacking := list(_gaps(feature)):
         raise UnsupportedError(f"{feature} cannot work here: {_versions()} {_list(lacking)}")
     _installed.add(feature)
     for hook in TABLE[feature]:
@@ -146,19 +146,19 @@ def install(feature: str) -> None:
         setattr(owner, hook.attribute, functools.wraps(original)(wrapper(original)))
 
 
-def missing() -> dict[str, list[Hook]]:
-    """Return what the installed versions lack, by feature; features without a lack are left out."""
-    lacks = {feature: list(_missing(feature)) for feature in TABLE}
+def gaps() -> dict[str, list[Hook]]:
+    """Return the attributes that the installed versions lack, by feature, if there are any."""
+    lacks = {feature: list(_gaps(feature)) for feature in TABLE}
     return {feature: hooks for feature, hooks in lacks.items() if hooks}
 
 
-def warn_of_missing() -> None:
+def warn_of_gaps() -> None:
     """Warn of features that will be refused with the installed Keras and TensorFlow."""
-    for feature, hooks in missing().items():
+    for feature, hooks in gaps().items():
         _log.warning("%s will be refused: %s %s", feature, _versions(), _list(hooks))
 
 
-def _missing(feature: str) -> Iterator[Hook]:
+def _gaps(feature: str) -> Iterator[Hook]:
     for hook in TABLE[feature]:
         try:
             getattr(_object(hook.owner), hook.attribute)
@@ -201,12 +201,12 @@ def derived(
 ) -> type:
     """Return the class of an object that keeps its class `base` and gets the methods of `mixin`.
 
-    An object of the user's, such as an optimizer, becomes one of ringar's by another `__class__`.
+    An object of the user, such as an optimizer, becomes one of ringar by another `__class__`.
 
     Args:
         base: the class of the object.
         mixin: the class whose methods come first.
-        prefix: what the name of the class begins with.
+        prefix: the beginning of the name of the class.
         namespace: returns further attributes for a base.
     """
     if (base, mixin) not in _classes:

@@ -122,8 +122,8 @@ def run_elastic(
         kwargs: its keyword arguments.
         num_proc: the number of ranks to begin with; fewer, at least `min_num_proc`, begin if no
             others come for some seconds. Default: Spark's `defaultParallelism`, within the limits.
-        min_num_proc: go on while so many ranks are left; default: `num_proc`.
-        max_num_proc: as many ranks, and tasks, as there may be; default: `num_proc`.
+        min_num_proc: the least number of ranks with which to go on; default: `num_proc`.
+        max_num_proc: the most ranks, and tasks, that there may be; default: `num_proc`.
         start_timeout: seconds to wait for the first `min_num_proc` tasks.
         elastic_timeout: seconds to wait for `min_num_proc` ranks later.
         reset_limit: how often the ranks may change.
@@ -152,7 +152,7 @@ def run_elastic(
     ```
     """
     context = _active(spark_context)
-    given = {"num_proc": num_proc, "min_num_proc": min_num_proc, "max_num_proc": max_num_proc}
+    limits = {"num_proc": num_proc, "min_num_proc": min_num_proc, "max_num_proc": max_num_proc}
     number = num_proc
     if number is None:
         number = max(context.defaultParallelism, min_num_proc or 1)
@@ -162,7 +162,7 @@ def run_elastic(
     if not 1 <= least <= number <= most:
         raise ValueError(
             "expected 1 <= `min_num_proc` <= `num_proc` <= `max_num_proc`. Received: "
-            + ", ".join(f"{name}={value}" for name, value in given.items())
+            + ", ".join(f"{name}={value}" for name, value in limits.items())
         )
     tasks = _Tasks(context, "ringar.spark.run_elastic")
     cpus = float(context.getConf().get("spark.task.cpus", "1") or 1)
@@ -193,7 +193,7 @@ class _Tasks:
 
         Args:
             variable: tells them how to reach the launcher.
-            number: how many.
+            number: the number of tasks.
             run: runs a task for each partition.
         """
         from pyspark import InheritableThread
@@ -232,7 +232,7 @@ class _Tasks:
 
 
 def _serve_at_barrier(rows: RDD[int], variable: str) -> None:
-    """Let tasks serve that start together, or not at all."""
+    """Serve in tasks that start together, or not at all."""
 
     def serve(_: Iterable[Any]) -> Iterator[None]:
         from pyspark import BarrierTaskContext
@@ -246,7 +246,7 @@ def _serve_at_barrier(rows: RDD[int], variable: str) -> None:
 
 
 def _serve(rows: RDD[int], variable: str) -> None:
-    """Let tasks serve that start when there is room, and again when they are lost."""
+    """Serve in tasks that start when there is room, and again when they are lost."""
 
     def serve(_: Iterable[Any]) -> Iterator[None]:
         from pyspark import TaskContext
@@ -261,11 +261,11 @@ def _serve(rows: RDD[int], variable: str) -> None:
 
 def _gpus(context: TaskContext) -> str | None:
     """Return the GPUs of a task, as in CUDA_VISIBLE_DEVICES."""
-    given = context.resources().get("gpu")
-    return None if given is None else ",".join(given.addresses)
+    resource = context.resources().get("gpu")
+    return None if resource is None else ",".join(resource.addresses)
 
 
-def _active(given: SparkContext | None) -> SparkContext:
+def _active(context: SparkContext | None) -> SparkContext:
     try:
         from pyspark import SparkContext
     except ImportError as error:
@@ -273,10 +273,10 @@ def _active(given: SparkContext | None) -> SparkContext:
             "ringar.spark expected the package pyspark, which is not installed: "
             "pip install 'pyspark>=3.5'"
         ) from error
-    found = given or SparkContext._active_spark_context
-    if found is None:
+    context = context or SparkContext._active_spark_context
+    if context is None:
         raise RuntimeError(
             "ringar.spark.run expected an active context of Spark, found none; make a SparkSession "
             "first"
         )
-    return found
+    return context

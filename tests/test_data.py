@@ -484,7 +484,7 @@ def test_evaluating_a_part_is_told(
         assert marks.is_part(part), kind
         assert not marks.is_part(everything), kind
     x, part = kinds["array"]
-    monkeypatch.setattr(marks, "_told", set())
+    monkeypatch.setattr(marks, "_warned_methods", set())
 
     def told() -> list[str]:
         return [record.message for record in caplog.records if record.name.startswith("ringar")]

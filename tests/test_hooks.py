@@ -13,7 +13,7 @@ from ringar.errors import UnsupportedError
 
 
 def test_the_installed_versions_have_all_that_is_replaced() -> None:
-    assert hooks.missing() == {}
+    assert hooks.gaps() == {}
     for hook in (hook for feature in hooks.TABLE.values() for hook in feature):
         module, _, function = hook.wrapper.partition(":")
         assert getattr(importlib.import_module(module), function).__doc__, hook
@@ -46,7 +46,7 @@ def test_a_feature_that_cannot_work_is_refused_by_name(
         r"9\.9\)\. Install versions that ringar serves"
     )
     with caplog.at_level(logging.WARNING, logger="ringar"):
-        hooks.warn_of_missing()
+        hooks.warn_of_gaps()
     assert len(caplog.records) == 1
     assert caplog.text.count("time travel will be refused: ") == 1
     with pytest.raises(UnsupportedError, match=f"time travel cannot work here: {expected}"):

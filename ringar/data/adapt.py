@@ -97,9 +97,9 @@ def _add_up(table: Any, ranks: ProcessSet) -> None:
         counts = getattr(table, name, None)
         if counts is None:
             continue
-        counts_here = tuple(part.numpy() for part in counts.export())
+        arrays = tuple(part.numpy() for part in counts.export())
         counts.remove(counts.export()[0])
-        for tokens, number in _gather(counts_here, name, ranks):
+        for tokens, number in _gather(arrays, name, ranks):
             if len(tokens):
                 counts.insert(tokens, number + counts.lookup(tokens))
     if hasattr(table, "num_documents"):
@@ -142,7 +142,7 @@ def _replaced(layer: Any, name: str, function: Callable[..., None]) -> Iterator[
 
 
 def _of_all(data: Any, ranks: ProcessSet, batch: int | None) -> Any:
-    """Return what one process would have, given the share of each rank."""
+    """Return the data of one process, given the share of each rank."""
     import tensorflow as tf
 
     if isinstance(data, np.ndarray | tf.Tensor):
@@ -173,7 +173,7 @@ def _merged(batches: list[np.ndarray], how: marks.Order) -> list[np.ndarray]:
 
 
 def _in_turn(parts: list[np.ndarray]) -> np.ndarray:
-    """Return the rows of all parts, dealt back: of each part the first, then the second."""
+    """Return the rows of all parts in the order of one process: each part's first, then second."""
     places = np.concatenate([np.arange(len(part)) for part in parts])
     return np.concatenate(parts)[np.argsort(places, kind="stable")]
 
@@ -188,12 +188,12 @@ def _chunks(data: Iterable[Any], ranks: ProcessSet) -> Iterator[list[list[np.nda
         length = 64 if max(batch.ndim for batches in chunk for batch in batches) < 2 else 1
 
 
-def _gather(value: Any, what: str, ranks: ProcessSet) -> list[Any]:
+def _gather(value: Any, label: str, ranks: ProcessSet) -> list[Any]:
     """Return the values of all ranks. Collective."""
     # Collectives import TensorFlow, which shares of other data do not need.
     from ringar.collectives import allgather_object
 
-    return allgather_object(value, name=f"adapt/{what}", process_set=ranks)
+    return allgather_object(value, name=f"adapt/{label}", process_set=ranks)
 
 
 def _array(batch: Any) -> np.ndarray:

@@ -20,7 +20,7 @@ def is_instance(value: object, module: str, *names: str) -> bool:
 
     Args:
         value: any object.
-        module: the name of a top-level module. Who has made `value` has imported it.
+        module: the name of a top-level module; whatever made `value` has imported it.
         names: names of classes, with dots.
     """
     imported: Any = sys.modules.get(module)
@@ -33,7 +33,7 @@ def rows_of(data: Any) -> int:
     """Return the number of rows of all arrays in `data`.
 
     Raises:
-        TypeError: if `data` has something else than arrays with rows.
+        TypeError: if `data` has anything but arrays with rows.
         ValueError: if arrays differ in their number of rows.
     """
     counts: list[int] = []

@@ -49,7 +49,7 @@ class Deal:
         return elements + changes[self.remainder]
 
     def rows(self, rows: int) -> slice | np.ndarray:
-        """Return the index of this rank's rows: a slice, which copies nothing, if one can say it.
+        """Return the index of this rank's rows: where possible a slice, which copies nothing.
 
         Raises:
             ValueError: if a rank would get none.
@@ -61,7 +61,7 @@ class Deal:
         return np.arange(self.rank, dealt, self.size) % rows
 
     def part(self, rows: int) -> slice:
-        """Return this rank's rows of a batch that is split: a block, as long as the others' or so.
+        """Return this rank's rows of a split batch, which are one block.
 
         With "keep", blocks differ by one row at most. With "drop", they have the same length.
         """

@@ -1,13 +1,13 @@
 """Sharding of a `tf.data.Dataset` before its maps.
 
-`shard` at the end of a pipeline makes every rank compute all elements and keep some. The way down
-from the end passes transformations that treat each element, or each batch of consecutive elements,
-by itself: `map` of a function without state, `batch`, `prefetch`, `cache` in memory and
+`shard` at the end of a pipeline makes every rank compute all elements and keep some. So it moves
+down from the end, past transformations that treat each element, or each batch of consecutive
+elements, by itself: `map` of a function without state, `batch`, `prefetch`, `cache` in memory and
 `with_options`. They are applied again, to the elements of this rank alone. A function is not traced
 again: the new map calls the function that the old one has traced.
 
 `tf.data` does not publish the arguments of a transformation. Where a version of TensorFlow keeps
-them elsewhere, the way ends there.
+them elsewhere, the move ends.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def below_maps(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, int, Rebuild]
 
 
 def _step(dataset: tf.data.Dataset) -> tuple[Rebuild, int] | None:
-    """Return how to apply the last transformation again, and the length of its blocks."""
+    """Return the function that applies the last transformation again, and its block length."""
     find = _STEPS.get(type(dataset).__name__)
     try:
         return None if find is None else find(dataset)

@@ -1,8 +1,8 @@
 """The memory of which data are a rank's part, and of the order in which one process has them.
 
-Parts are known by their identity, and what `tf.data` makes of a part by its inputs. `keras.Model`
-warns where `evaluate` or `predict` get such data without `ringar.callbacks.Distributed`, since
-their numbers are those of a rank.
+A part is recognized by its identity, a dataset made of it by its inputs. `keras.Model` warns where
+`evaluate` or `predict` get such data without `ringar.callbacks.Distributed`, since their results
+are then those of one rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Order = Literal["turn", "parts", "rows"]
 
 _log = log.logger(__name__)
 _parts: dict[int, tuple[weakref.ref[Any], Order]] = {}
-_told: set[str] = set()
+_warned_methods: set[str] = set()
 
 _REMEDIES = {
     "evaluate": "For those of all ranks pass callbacks=[ringar.callbacks.Distributed()].",
@@ -95,7 +95,7 @@ def watching(original: Any) -> Any:
 
     def watched(self: Any, *args: Any, **options: Any) -> Any:
         name = original.__name__
-        if name not in _told:
+        if name not in _warned_methods:
             arguments = signature.bind(self, *args, **options).arguments
             # The validation of `fit` has a keras.callbacks.CallbackList.
             callbacks = arguments.get("callbacks") or []
@@ -103,7 +103,7 @@ def watching(original: Any) -> Any:
                 hasattr(callback, "take_ranks") for callback in callbacks
             )
             if is_alone and is_part((arguments.get("x"), arguments.get("y"))):
-                _told.add(name)
+                _warned_methods.add(name)
                 _tell(name)
         return original(self, *args, **options)
 

@@ -1,13 +1,13 @@
 """Parts of the batches of a `tf.data.Dataset`: this rank's rows of each batch.
 
 A rank has as many batches as the dataset, without those that have no row for it. `tf.data` must
-know their number where it knows that of the dataset. Keras runs one step more than there are
-batches if nobody knows how many there are, and executes in it all that does not depend on a batch:
-the step counter of an optimizer and the counts of metrics go on.
+know their number where it knows that of the dataset. If the number of batches is unknown, Keras
+runs one step more, and executes in it all that does not depend on a batch: the step counter of an
+optimizer and the counts of metrics advance.
 
 So the parts are filtered only where some batch has too few rows. The rows of batches follow from
-the transformations that made them. Where these do not tell, each batch must have a row for each
-rank; only the last batch of a dataset of unknown length may have fewer.
+the transformations that made them. If these do not tell, each batch must have a row for each rank;
+only the last batch of a dataset of unknown length may have fewer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringar.data.datasets import element_of, warn_of_different_orders
 from ringar.data.deal import Deal
 
 _MOST_BATCHES = 10_000_000
-"""Rows are looked up for as many batches at most."""
+"""The most batches whose rows are looked up."""
 
 _BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")
 _ONE_BY_ONE = ("Map", "ParallelMap", "Prefetch", "Cache", "Options", "Take", "DenseToRagged")
@@ -132,7 +132,7 @@ def _short_at_the_end(dataset: tf.data.Dataset, rule: Deal) -> tf.data.Dataset:
 def _checks(
     dataset: tf.data.Dataset, rule: Deal, rows: list[tf.Tensor], least: int
 ) -> list[tf.Operation]:
-    """Return the checks that all components of a batch have as many rows, and enough."""
+    """Return the checks that all components of a batch have the same number of rows, and enough."""
     differ = (
         f"rank {rule.rank} | data.shard: expected components with the same number of rows with "
         f"`split_batches=True`, received {dataset.element_spec} with"

@@ -1,4 +1,4 @@
-"""Shares of a `keras.utils.PyDataset`, which are such datasets, too."""
+"""Shares of a `keras.utils.PyDataset`, each of which is a `PyDataset`, too."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Share(keras.utils.PyDataset):
     """Have this rank's batches of another dataset.
 
     Args:
-        source: the dataset of all batches. It keeps its order and its number of batches in an
-            epoch, and changes both alike on all ranks.
+        source: the dataset of all batches. Within an epoch its order and its number of batches stay
+            the same; between epochs they change alike on all ranks.
         deal: the rule by which batches are dealt out.
     """
 
@@ -33,7 +33,7 @@ class Share(keras.utils.PyDataset):
     def num_batches(self) -> int | None:
         """The number of this rank's batches; None if there is no end."""
         count = self.source.num_batches
-        return None if count is None else self._own(count)
+        return None if count is None else self._length(count)
 
     def __len__(self) -> int:
         count = self.num_batches
@@ -55,7 +55,7 @@ class Share(keras.utils.PyDataset):
         """End the epoch of the whole dataset."""
         self.source.on_epoch_end()
 
-    def _own(self, count: int) -> int:
+    def _length(self, count: int) -> int:
         return self.deal.count(count)
 
 
@@ -73,7 +73,7 @@ class Parts(Share):
             )
         return take(batch, self.deal.part(rows))
 
-    def _own(self, count: int) -> int:
+    def _length(self, count: int) -> int:
         # The last batch may have too few rows. Loading it once is the only way to know.
         if self._last[0] != count:
             self._last = (count, rows_of(self.source[count - 1]) if count else 0)

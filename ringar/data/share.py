@@ -37,7 +37,7 @@ def shard(
               list or dict of these: its rows. None within a structure stays None.
         remainder: the treatment of the last elements, if the number of elements is not a multiple
             of the number of ranks. "keep", the default, gives each to one rank: ranks differ by one
-            element at most, and perhaps by one step, which `fit` and `ringar.join` stand. "drop"
+            element at most, and perhaps by one step, which `fit` and `ringar.join` allow. "drop"
             leaves them out. "wrap" adds elements from the start, so that no element is missing and
             some occur twice.
         split_batches: cut every batch of a batched dataset instead, into one part for each rank.
@@ -51,8 +51,8 @@ def shard(
             get the same.
 
     Returns:
-        Data of the same kind. With "drop" and "wrap" it has as many elements, batches or rows on
-        every rank. On one rank, `data` itself.
+        Data of the same kind. With "drop" and "wrap" every rank has equally many elements, batches
+        or rows. On one rank, `data` itself.
 
     Raises:
         ValueError: if there is less than one element for each rank, if arrays differ in their

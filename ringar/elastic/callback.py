@@ -1,4 +1,4 @@
-"""Elastic training with `fit`: nothing but a callback."""
+"""Elastic training with `fit`, by a callback alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _FitState(KerasState):
         super().save()
 
     def restore(self) -> None:
-        """Restore all, with the learning rate for the number of ranks that there are."""
+        """Restore everything, and scale the learning rate to the present number of ranks."""
         super().restore()
         self.scale_from(self.size)
 
@@ -48,7 +48,7 @@ class _FitState(KerasState):
         return Compared()
 
     def scale_from(self, size: int) -> None:
-        """Change the learning rate of `size` ranks to that of the ranks that there are."""
+        """Scale the learning rate from `size` ranks to the present number of ranks."""
         if self._scale_learning_rate and size:
             optimizer = self.model.optimizer
             rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
@@ -62,11 +62,11 @@ class Elastic(Coordinated):
     `ringarrun --min-np`. The callback commits the state of the training in the memory of each rank:
     weights, optimizer, the states of Keras' callbacks, seeds, epoch and place in the data. After
     the loss of a rank, `fit` goes on from the last commit with the others: in the same processes,
-    and without tracing the training step again, unless its layers communicate. Ranks that join, or
-    that have received SIGTERM, do so after one of the next batches, and nothing is lost.
+    and without tracing the training step again, unless its layers communicate. Ranks join, and
+    those that have received SIGTERM leave, after one of the next batches, and nothing is lost.
 
     `on_train_begin` of the callbacks is called again for each change. In the rest of an epoch,
-    batches count from 0, and its metrics leave out what a lost rank had counted.
+    batches count from 0, and its metrics leave out the counts of a lost rank.
 
     Args:
         every: the batches between two commits. A commit costs a copy of weights and optimizer.
@@ -93,8 +93,8 @@ class Elastic(Coordinated):
         self._state: _FitState | None = None
         self._data: Dataset | None = None
         self._steps = self._since = self._epoch = 0
-        self._is_partial = False  # the epoch began behind a commit
-        self._others: list[keras.callbacks.Callback] = []
+        self._is_partial = False  # the epoch began after a commit
+        self._callbacks: list[keras.callbacks.Callback] = []
         self._has_writers = False  # with state, which the first rank alone knows
 
     def fit(
@@ -128,11 +128,11 @@ class Elastic(Coordinated):
         return keep_running(state, train)
 
     def begin_training(
-        self, others: list[keras.callbacks.Callback], process_set: ProcessSet | None, steps: int
+        self, callbacks: list[keras.callbacks.Callback], process_set: ProcessSet | None, steps: int
     ) -> None:
-        """Restore the state, over what the callbacks have done at the beginning."""
-        self._others, self._steps, self._since = others, steps, 0
-        has_writers = any(callback_traits.writes(c) and callback_traits.state(c) for c in others)
+        """Restore the state, over the effects of the callbacks at the beginning."""
+        self._callbacks, self._steps, self._since = callbacks, steps, 0
+        has_writers = any(callback_traits.writes(c) and callback_traits.state(c) for c in callbacks)
         self._has_writers = any(allgather_object(has_writers, name="elastic/callbacks"))
         assert self._state is not None
         if self._state.counters is None:  # a commit of callbacks that have just begun
@@ -143,7 +143,7 @@ class Elastic(Coordinated):
         """Go back to the last commit: variables, callbacks, History."""
         assert self._state is not None
         self._state.restore()
-        training_state.set_counters(self._others, self._state.counters)
+        training_state.set_counters(self._callbacks, self._state.counters)
         if history := self._history():
             epochs, values = self._state.history
             history.epoch, history.history = list(epochs), {k: list(v) for k, v in values.items()}
@@ -159,11 +159,11 @@ class Elastic(Coordinated):
             self._state.scale_from(backup.ranks)
             self._keep(*point)
             raise GoOn  # Keras has asked for the number of batches
-        self._restore()  # to look at a backup is to load it
+        self._restore()  # looking at the backup has loaded it
         return True
 
     def after_epoch_begin(self, epoch: int) -> None:
-        """Go to the data of the epoch; undo what callbacks do when it begins, if that was done."""
+        """Go to the data of the epoch; if it is resumed, undo what callbacks did as it began."""
         assert self._state is not None
         assert self._data is not None
         self._epoch = epoch
@@ -195,17 +195,17 @@ class Elastic(Coordinated):
                 raise GoOn  # Keras asks for the number of batches once only
 
     def _ask(self, batch: int) -> None:
-        """Ask all ranks to look at what is to change, with the gradients of this batch.
+        """Ask all ranks, along with this batch's gradients, to look for changes.
 
-        They see it before the next one, which has to be one of all ranks.
+        They see the request before the next batch, which must be a batch of all ranks.
         """
-        if (preemption.is_asked() or membership.is_change_due()) and (
+        if (preemption.is_requested() or membership.is_change_due()) and (
             batch + 2 * self.model.steps_per_execution < self._steps
         ):
             shares.ask_to_stop(True)
 
     def _change_if_wanted(self, batch: int) -> None:
-        leaves = preemption.is_asked()
+        leaves = preemption.is_requested()
         wishes = (leaves or membership.is_change_due(), bool(self.model.stop_training))
         is_due, stops = np.any(allgather_object(wishes, name="elastic/changes"), axis=0)
         if is_due and not stops:
@@ -218,14 +218,14 @@ class Elastic(Coordinated):
         self._since = 0
         self._state.epoch, self._state.done = epoch, done
         if self._has_writers:  # another rank may be the first soon
-            training_state.share_writers(self._others, None, "elastic/callbacks")
-        self._state.counters = training_state.counters(self._others)
+            training_state.share_writers(self._callbacks, None, "elastic/callbacks")
+        self._state.counters = training_state.counters(self._callbacks)
         if history := self._history():
             self._state.history = (history.epoch, history.history)
         self._state.keep()
 
     def _history(self) -> keras.callbacks.History | None:
-        return next((c for c in self._others if isinstance(c, keras.callbacks.History)), None)
+        return next((c for c in self._callbacks if isinstance(c, keras.callbacks.History)), None)
 
 
 def _checked(data: Any, callbacks: Any) -> Dataset:

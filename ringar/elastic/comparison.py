@@ -1,9 +1,9 @@
-"""The comparison of ranks in each new world: of weights that they reduce gradients for, and rates.
+"""The comparison of ranks in each new world: of learning rates, and of weights that are reduced.
 
 A job that is not elastic compares while it traces its first step. Here ranks that have stayed do
 not trace again when others join. So ranks compare when the state is shared, before the first step
-of a world, and with the first commit after it: what the state does not hold, a rate in a variable
-of Python for example, shows in the weights.
+of a world, and with the first commit after it: a difference outside the state, such as a rate in a
+variable of Python, shows in the weights.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ringar.keras.state import State
 
 _CALLER = "elastic job"
 _REMEDY = (
-    "Ranks that join run the script from its beginning, those that stay their reset callbacks. Let "
-    "the state hold the model and the optimizer that train. Set what depends on the number of "
-    "ranks, such as the learning rate, behind ringar.init and in state.register_reset_callbacks, "
+    "Ranks that join run the script from its beginning; ranks that stay run their reset callbacks. "
+    "Let the state hold the model and the optimizer that train. Set what depends on the number of "
+    "ranks, such as the learning rate, after ringar.init and in state.register_reset_callbacks, "
     "or within the training function."
 )
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Hold what ranks must have in common.
+    """Hold the traits that ranks must have in common.
 
     Attributes:
-        settings: those of the optimizers, with their learning rates.
-        names: of the weights that are trained.
-        digests: of these weights.
+        settings: the optimizers' settings, with their learning rates.
+        names: the names of the weights that are trained.
+        digests: the digests of these weights.
         reduced: whether this rank has reduced the gradients of each.
     """
 
@@ -63,30 +63,31 @@ class Compared:
         )
 
 
-def require_same(own: Compared) -> None:
+def require_same(traits: Compared) -> None:
     """Raise on all ranks if they train with other settings or weights. Collective.
 
-    Weights for which no rank has reduced gradients may differ, and then settings, too.
+    Weights whose gradients no rank has reduced may differ. If all weights are such, so may
+    settings.
 
     Args:
-        own: what this rank has; nothing on all ranks, or something on all.
+        traits: those of this rank; none on any rank, or some on all.
 
     Raises:
         MismatchError: with the first setting or weight that differs, and its values.
     """
-    if place.size() == 1 or not own.names:
+    if place.size() == 1 or not traits.names:
         return
-    everyone: list[Compared] = allgather_object(own, name="elastic/comparison")
+    everyone: list[Compared] = allgather_object(traits, name="elastic/comparison")
     reduced = {number for rank in everyone for number, is_so in enumerate(rank.reduced) if is_so}
     if reduced:
         described = [_described(rank, reduced, everyone[0].names) for rank in everyone]
         compare(described, caller=_CALLER, remedy=_REMEDY)
 
 
-def _described(its: Compared, reduced: set[int], names: Sequence[str]) -> dict[str, Any]:
+def _described(traits: Compared, reduced: set[int], names: Sequence[str]) -> dict[str, Any]:
     weights = {
         f"{names[number]} (digest of weight {number})": digest
-        for number, digest in enumerate(its.digests)
+        for number, digest in enumerate(traits.digests)
         if number in reduced and number < len(names)
     }
-    return {**its.settings, "number of weights": len(its.digests), **weights}
+    return {**traits.settings, "number of weights": len(traits.digests), **weights}

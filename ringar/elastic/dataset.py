@@ -19,8 +19,8 @@ class Dataset(keras.utils.PyDataset, Generic[Data]):
 
     An epoch has an order of all rows, the same on all ranks. The first `batch_size * size()` rows
     are the first batches of all ranks, dealt out in turn, and so on, up to the last rows. So a
-    number of rows tells how far an epoch has come, and any other number of ranks can go on behind
-    it: each row is used once per epoch.
+    number of rows tells how far an epoch has come, and any other number of ranks can go on from
+    there: each row is used once per epoch.
 
     Every rank holds all of the arrays; they may be memory maps (`np.load(..., mmap_mode="r")`).
 
@@ -29,7 +29,7 @@ class Dataset(keras.utils.PyDataset, Generic[Data]):
             takes them: `(x, y)` or `(x, y, sample_weight)`.
         batch_size: the rows of a batch on one rank.
         shuffle: whether each epoch has an order of its own.
-        seed: of these orders; must be the same on all ranks.
+        seed: the seed of these orders; must be the same on all ranks.
 
     Raises:
         ValueError: the arrays differ in their number of rows, or `batch_size` is not positive.
@@ -47,7 +47,7 @@ class Dataset(keras.utils.PyDataset, Generic[Data]):
         self.go_to(0, 0)
 
     def go_to(self, epoch: int, done: int) -> None:
-        """Continue in `epoch`, behind the first `done` rows of its order."""
+        """Continue in `epoch`, after the first `done` rows of its order."""
         self._order = (
             np.random.default_rng([self.seed, epoch]).permutation(self.rows)
             if self.shuffle

@@ -1,9 +1,9 @@
 """The folder of `--elastic-dir`: the last commits of a job, from which it goes on after its end.
 
 A commit is a file, `commit-N.pickle`: a line of JSON with the number, the layout of the state, the
-length and the checksum of what follows, and then the state. The last two are kept. Before the
-older one goes, the newer one is on the disk; so one of them is intact whatever happens, and no more
-room is taken than for two. A file appears when all of it is written.
+length and the checksum of what follows, and then the state. The last two are kept. The newer one is
+on the disk before the older one is removed, so one of them is intact whatever happens, and they
+never take more room than two. A file appears when all of it is written.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ def write(where: Path, number: int, layout: Mapping[str, str], packed: object) -
     body = pickle.dumps(packed)
     head = {"format": _FORMAT, "commit": number, "layout": dict(layout)}
     head |= {"bytes": len(body), "checksum": zlib.crc32(body)}
-    before = [number_of_file for number_of_file in _numbers(where) if number_of_file < number][-1:]
+    numbers = _numbers(where)
+    before = [earlier for earlier in numbers if earlier < number][-1:]
     for earlier in before:
         _sync(path_of(where, earlier))
-    for number_of_file in set(_numbers(where)) - {*before}:
-        path_of(where, number_of_file).unlink(missing_ok=True)
+    for obsolete in set(numbers) - {*before}:
+        path_of(where, obsolete).unlink(missing_ok=True)
     beside = where / _TEMPORARY
     try:
         with open(beside, "wb") as file:
@@ -101,7 +102,7 @@ def read(where: Path, layout: Mapping[str, str]) -> tuple[int, Any] | None:
 
 
 class _DamagedError(Exception):
-    """Report a file that is not what was written."""
+    """Report a file that differs from what was written."""
 
 
 def _differences(layout: Mapping[str, str], of_commit: Mapping[str, str]) -> Iterator[str]:
@@ -115,10 +116,10 @@ def _require(
     layout: Mapping[str, str], of_commit: Mapping[str, str], where: Path, number: int
 ) -> None:
     if differences := list(_differences(layout, of_commit)):
-        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+        rest = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise MismatchError(
             f"{_begin(where)} a commit of this program's state; received commit {number} of "
-            f"another one ({'; '.join(differences[:_SHOWN])}{more}). Start the program that has "
+            f"another one ({'; '.join(differences[:_SHOWN])}{rest}). Start the program that has "
             "written it, name another folder, or remove the files to begin anew"
         )
 

@@ -11,11 +11,11 @@ import numpy as np
 from ringar.elastic.comparison import Compared
 from ringar.elastic.state import ObjectState
 from ringar.job import place
-from ringar.keras import keras_2, layer_state, training_state
+from ringar.keras import keras_2, layer_state, share, training_state
 
-#: Each rank's own: its seeds, and what its metrics have counted.
+#: Keys of variables that differ between ranks: seeds, and the counts of metrics.
 _OWN = ("seed", "global seed", "metric")
-#: What a model and its optimizer have from the beginning.
+#: Keys of variables that a model and its optimizer have from the beginning.
 _MODEL = ("weight", "slot", "own slot")
 
 
@@ -50,13 +50,13 @@ class KerasState(ObjectState):
         self.model = model
         self._optimizer = optimizer
         self._variables: dict[str, np.ndarray] = {}
-        for optimizer_of_model in self._optimizers():
-            if not optimizer_of_model.built:
-                optimizer_of_model.build(model.trainable_variables)
+        for model_optimizer in self._optimizers():
+            if not model_optimizer.built:
+                model_optimizer.build(model.trainable_variables)
 
     def _optimizers(self) -> list[keras.optimizers.Optimizer]:
         optimizers = [] if self._optimizer is None else [self._optimizer]
-        return optimizers or training_state.optimizers(self.model)
+        return optimizers or share.optimizers_of(self.model)
 
     def _all_variables(self) -> dict[str, Any]:
         variables = training_state.variables_of(self.model)
@@ -77,7 +77,7 @@ class KerasState(ObjectState):
         super().restore()
         variables = self._all_variables()
         for key, value in self._variables.items():
-            if key in variables:  # the first step makes those of metrics
+            if key in variables:  # the first step makes the variables of metrics
                 variables[key].assign(value)
         layer_state.refresh(self.model)
 
@@ -86,7 +86,7 @@ class KerasState(ObjectState):
         return Compared.of(self.model.trainable_variables, self._optimizers())
 
     def packed(self) -> object:
-        """Return the copies, without those that are each rank's own."""
+        """Return the copies, without those that differ between ranks."""
         shared = {k: v for k, v in self._variables.items() if not k.startswith(_OWN)}
         return super().packed(), shared
 

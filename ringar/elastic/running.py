@@ -76,7 +76,7 @@ def keep_running(state: State, train: Callable[[], Result]) -> Result:
         is_new = is_shared = False
         while True:
             try:
-                if is_new:  # before `sync`, which gives those that join what the reset has changed
+                if is_new:  # before `sync`, which gives new ranks the changes of the reset
                     state.reset()
                     is_new = False
                 state.sync()
@@ -119,7 +119,7 @@ def _leave() -> None:
 def _is_loss(error: Exception) -> bool:
     """Return whether ranks can go on without the rank whose loss `error` reports.
 
-    TensorFlow raises classes of its own; that a process set is broken shows what they mean.
+    TensorFlow raises classes of its own; a broken process set shows that they report a loss.
     """
     if not membership.is_elastic():
         return False
@@ -129,7 +129,7 @@ def _is_loss(error: Exception) -> bool:
 
 
 def _cause(error: Exception) -> str:
-    """Return what a collective says of its end, from a text around which TensorFlow writes more."""
+    """Return the message of a collective, out of the text that TensorFlow has added around it."""
     text = str(error).strip()
     match = re.search(r"rank \d+ \| (.+)", text)  # the log names this rank already
     return match[1] if match else text.partition("\n")[0]

@@ -48,10 +48,10 @@ class State:
         """Register functions to call in each new world, on the ranks that were in another before.
 
         They renew what depends on the number of ranks: learning rates, functions compiled with
-        collectives other than allreduces, shares of data, process sets. The state is restored then,
-        and shared afterwards: ranks that join get what the functions have changed in it. A rank
-        that joins calls none of them. A collective there meets one that the script runs between
-        `ringar.init` and the training function.
+        collectives other than allreduces, shares of data, process sets. The state is restored
+        before, and shared afterwards: ranks that join get what the functions have changed in it. A
+        rank that joins calls none of them. Their collectives meet those that its script runs
+        between `ringar.init` and the training function.
 
         Args:
             callbacks: functions without arguments.
@@ -106,7 +106,7 @@ class State:
         """
         if not membership.is_elastic():
             return
-        leaves = preemption.is_asked()
+        leaves = preemption.is_requested()
         wishes = np.array([membership.is_change_due(), leaves], np.int32)
         if allreduce(wishes, op=Max, name="elastic/changes").any():
             raise RanksChangeError(leaves)
@@ -157,7 +157,7 @@ class State:
             folder.remove(path)
 
     def reset(self) -> None:
-        """Call the functions that were registered for a new world, and keep what they change."""
+        """Call the functions that were registered for a new world, and keep their changes."""
         for callback in self._reset_callbacks:
             callback()
         if self._reset_callbacks:
@@ -178,7 +178,7 @@ class State:
             require_same(self.compared())
 
     def compared(self) -> Compared:
-        """Return what must be the same on all ranks; nothing here."""
+        """Return the values that must be the same on all ranks; nothing here."""
         return Compared()
 
     def save(self) -> None:
@@ -198,7 +198,7 @@ class State:
         raise NotImplementedError
 
     def layout(self) -> Mapping[str, str]:
-        """Return names and kinds of what the state keeps: a commit of another layout is refused."""
+        """Return names and kinds of the state's values: a commit of another layout is refused."""
         return {}
 
 

@@ -44,5 +44,5 @@ __all__ = [
     "sharded_weights",
 ]
 
-_hooks.warn_of_missing()
+_hooks.warn_of_gaps()
 _hooks.install("train_on_batch and test_on_batch")

@@ -47,7 +47,7 @@ def _is_made_of_variables(gradient: Any, trained: Sequence[Any]) -> bool:
 
 
 def _reads(tensor: Any, depth: int = 10) -> Iterator[Any]:
-    """Yield the handles of the variables of which elementwise ops make a tensor; None: others."""
+    """Yield handles of the variables that elementwise ops combine to a tensor; None: others."""
     tensor = _outside(tensor)
     op: Any = getattr(tensor, "op", None)
     kind = op.type if op is not None and depth else ""
@@ -76,22 +76,22 @@ class Batches:
 
     def __init__(self) -> None:
         with tf.init_scope():
-            self._seen = tf.Variable(tf.constant(_NO_ROWS, tf.int64), trainable=False)
+            self._tally = tf.Variable(tf.constant(_NO_ROWS, tf.int64), trainable=False)
 
     def begin(self) -> None:
         """Begin an epoch."""
-        self._seen.assign(tf.constant(_NO_ROWS, tf.int64))
+        self._tally.assign(tf.constant(_NO_ROWS, tf.int64))
 
     def note(self, rows: Any) -> None:
         """Note the rows of a batch, a number or a scalar."""
         rows = tf.cast(rows, tf.int64)
-        count, digest, least, most = tf.unstack(self._seen.read_value())
+        count, digest, least, most = tf.unstack(self._tally.read_value())
         least, most = tf.minimum(least, rows), tf.maximum(most, rows)
-        self._seen.assign(tf.stack([count + 1, 1009 * digest + rows, least, most]))
+        self._tally.assign(tf.stack([count + 1, 1009 * digest + rows, least, most]))
 
     def rows(self) -> Rows:
-        """Return what was noted in this epoch."""
-        count, digest, least, most = map(int, self._seen.numpy())
+        """Return the notes of this epoch."""
+        count, digest, least, most = map(int, self._tally.numpy())
         return count, digest, least, most
 
 
@@ -101,14 +101,14 @@ def check(of_ranks: Sequence[Rows | None], ranks: Sequence[int], call: Call) -> 
     Args:
         of_ranks: the rows of each rank; None where no step adds up gradients.
         ranks: the ranks.
-        call: the collective that has told.
+        call: the collective that has gathered them.
 
     Raises:
         MismatchError: on every rank, if it is not.
     """
     if not any(of_ranks):
         return
-    rows = [given or _NO_ROWS for given in of_ranks]
+    rows = [counts or _NO_ROWS for counts in of_ranks]
     same_number = len({count for count, *_ in rows}) == 1
     if len(set(rows)) == 1 or (same_number and all(least == most for _, _, least, most in rows)):
         return

@@ -43,7 +43,7 @@ Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
 
 class _Step:
-    """Hold whether the optimizer takes the step that is under way; None: it takes all."""
+    """Hold whether the optimizer takes the current step; None: it takes every step."""
 
     def __init__(self, is_due: tf.Tensor | None) -> None:
         self.is_due = is_due
@@ -111,7 +111,7 @@ class DistributedMixin:
             yield reduced
         finally:
             object.__setattr__(self, "_exchange_step", None)
-        # A graph whose iterator has ended runs what does not depend on the batch: no step to count.
+        # After the end of its iterator a graph runs what does not depend on the batch: no count.
         tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in reduced]
         with tf.control_dependencies([tensor for tensor in tensors if tensor is not None]):
             exchange.period.end_step()
@@ -140,7 +140,7 @@ class DistributedMixin:
         exchange.slices.constrain(grads, variables)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Make the slots for what this rank trains of `variables`."""
+        """Make the slots for this rank's parts of `variables`."""
         super().build(self._exchange.slices.parts(variables))  # type: ignore[misc]
 
     def add_variable_from_reference(
@@ -165,7 +165,7 @@ class DistributedMixin:
         slot_files.save(self, store, super().save_own_variables)  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
-        """Load as the base class does; of the slots this rank's slices."""
+        """Load as the base class does, but of the slots only this rank's slices."""
         slot_files.load(self, store, super().load_own_variables)  # type: ignore[misc]
 
     # Steps of Keras' own `apply`, in the branches of gradient accumulation and of averages.

@@ -1,9 +1,9 @@
 """The backup of a training run on several ranks, in the place of Keras' `BackupAndRestore`.
 
 Rank 0 writes the file that Keras writes, `latest.weights.h5`, with the state that Keras omits
-(`training_state`), and `training_metadata.json` for a process without ringar. The file of weights
-alone says where training goes on: it is renamed once, whole, so that weights and epoch belong
-together after any crash.
+(`training_state`), and `training_metadata.json` for a process without ringar. Only the file of
+weights says where training goes on. It is renamed once, when it is complete, so that weights and
+epoch belong together after any crash.
 
 The state is restored at the point of the program at which it was captured: after the callbacks of a
 batch, or after those of an epoch.
@@ -31,7 +31,7 @@ from ringar.keras.zero.slot_files import on_first_rank_of
 _log = log.logger(__name__)
 
 Point = tuple[int, int]
-"""An epoch, and the batches of it that are done."""
+"""An epoch, and the number of its batches that are done."""
 
 
 @dataclass(frozen=True)
@@ -71,26 +71,26 @@ class Backup(keras.callbacks.Callback):
         settings: those of the first rank, which writes.
         others: the callbacks whose state belongs to that of training.
         process_set: the ranks that train together.
-        common_steps: the steps of an epoch that all ranks have, if some have more: behind them a
+        common_steps: the steps of an epoch that all ranks have, if some have more: after them a
             rank without data would not take part in a backup.
     """
 
     def __init__(
         self,
         settings: Settings,
-        others: list[keras.callbacks.Callback],
+        callbacks: list[keras.callbacks.Callback],
         process_set: ProcessSet | None,
         common_steps: int | None = None,
     ) -> None:
         super().__init__()
         self._common_steps = common_steps
         self.settings = settings
-        self._others = others
+        self._callbacks = callbacks
         self._process_set = process_set
         self._epoch = self._batch = self._since = 0
         self._rows: int | None = None
         self._restored: dict[str, Any] | None = None
-        #: For data that know how far an epoch has come: its rows that are done after some batches.
+        #: Returns the rows of an epoch that are done after a number of batches, for data that know.
         self.rows_after: Callable[[int], int] | None = None
 
     def find(self) -> Point:
@@ -124,10 +124,10 @@ class Backup(keras.callbacks.Callback):
             return int(self.params["epochs"]), 0
         if state["batches"] and state.get("rows") is None:
             raise ValueError(
-                f"rank {or_all(self._process_set).rank()} | backup: expected one that was made "
-                "with ringar.callbacks.Elastic(), or at the end of an epoch, received one in "
-                f"{self.settings.folder!r} of other data, after {state['batches']} batches; go on "
-                "without Elastic, or remove the backup"
+                f"rank {or_all(self._process_set).rank()} | backup: expected a backup made with "
+                "ringar.callbacks.Elastic(), or at the end of an epoch, received one of other data "
+                f"in {self.settings.folder!r}, after {state['batches']} batches; go on without "
+                "Elastic, or remove the backup"
             )
         return state["epoch"], state.get("rows") or 0
 
@@ -159,7 +159,7 @@ class Backup(keras.callbacks.Callback):
         self._on_first_rank(lambda: self._load() and None, "read")
         broadcast_model(self.model, ranks.ranks[0], self._process_set)
         training_state.restore(self.model, self._restored["own"], self._process_set)
-        training_state.set_counters(self._others, self._restored["callbacks"])
+        training_state.set_counters(self._callbacks, self._restored["callbacks"])
 
     def save(self) -> None:
         """Write the state of training as it is now. Collective."""
@@ -172,7 +172,7 @@ class Backup(keras.callbacks.Callback):
             "ranks": or_all(self._process_set).size(),
             "stopped": bool(self.model.stop_training),
             "own": training_state.capture(self.model, within_epoch, self._process_set),
-            "callbacks": training_state.counters(self._others),
+            "callbacks": training_state.counters(self._callbacks),
         }
         self._on_first_rank(lambda: self._write(state), "write")
 
@@ -191,8 +191,8 @@ class Backup(keras.callbacks.Callback):
         self._count(batch + 1)
         if self._common_steps is not None and batch >= self._common_steps:
             return  # other ranks do not count this batch
-        self._since, every = since, self.settings.save_freq
-        if not isinstance(every, str) and since >= every > 0:
+        self._since, frequency = since, self.settings.save_freq
+        if not isinstance(frequency, str) and since >= frequency > 0:
             self.save()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -244,7 +244,7 @@ class Backup(keras.callbacks.Callback):
     def _load(self) -> dict[str, Any]:
         self.model.load_weights(self.settings.weights)
         state = training_state.read(self.settings.weights)
-        if state is None:  # Keras alone has written it
+        if state is None:  # written by Keras without ringar
             with open(self.settings.metadata) as file:
                 saved = json.load(file)
             batches = saved["batch"] + 1 if saved["batch"] else 0
@@ -253,11 +253,11 @@ class Backup(keras.callbacks.Callback):
         return state
 
     def _on_first_rank(self, action: Callable[[], Any], verb: str) -> Any:
-        what = f"to {verb} {self.settings.weights!r}"
-        return on_first_rank_of(self.model, action, "BackupAndRestore", what, self._process_set)
+        deed = f"to {verb} {self.settings.weights!r}"
+        return on_first_rank_of(self.model, action, "BackupAndRestore", deed, self._process_set)
 
 
 def tell(epoch: int, batches: int, redraws: bool) -> None:
     """Log where training goes on, and what comes first."""
-    drawn = "the batches before it are drawn again, without training" if redraws else "at once"
-    _log.info("resuming at epoch %d, batch %d: %s", epoch, batches, drawn)
+    start = "the batches before it are drawn again, without training" if redraws else "at once"
+    _log.info("resuming at epoch %d, batch %d: %s", epoch, batches, start)

@@ -87,13 +87,13 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         **kwargs: Any,
     ) -> None:
         if not hasattr(keras.layers.BatchNormalization, "_moments"):  # before 3.0.5
-            # Keras would never call the override below, and each rank use its own statistics.
+            # Keras would never call the override below, and each rank would use its own statistics.
             raise UnsupportedError(
                 f"SyncBatchNormalization: expected a Keras whose BatchNormalization has a method "
                 f"_moments; received Keras {keras.__version__}. Install Keras 3.1 or newer."
             )
-        _refuse(kwargs, "renorm", "batch renormalization corrects for what a global batch has not")
-        _refuse(kwargs, "synchronized", "it is for tf.distribute, the ranks are ringar's")
+        _refuse(kwargs, "renorm", "it corrects errors of small batches, which a global batch lacks")
+        _refuse(kwargs, "synchronized", "it is for tf.distribute, and these ranks are ringar's")
         # Configs of BatchNormalization may have these arguments; some releases of it do not.
         kwargs.pop("renorm_clipping", None)
         kwargs.pop("renorm_momentum", None)
@@ -102,7 +102,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         super().__init__(axis=axis, **kwargs)
         self.process_set = process_set
         self.grid = None if grid is None else resolve(grid, type(self).__name__)
-        self._is_told_grid = grid is not None
+        self._has_grid_argument = grid is not None
         self._label: str | None = None
 
     def build(self, input_shape: Sequence[int | None]) -> None:
@@ -118,12 +118,12 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         axis, origin = lineage.split_axis(inputs), lineage.source(inputs)
         if axis is not None:
             self._check_axis(axis, inputs)
-            if self.process_set is None and not self._is_told_grid:
+            if self.process_set is None and not self._has_grid_argument:
                 self.grid = resolve(getattr(origin, "grid", None), type(self).__name__)
-        elif self._is_told_grid and origin is not None:
+        elif self._has_grid_argument and origin is not None:
             raise ValueError(
                 "`grid` must be None for channels that every rank has whole. "
-                f"Received: grid={self.grid} in layer {self.name}, behind {origin.name}."
+                f"Received: grid={self.grid} in layer {self.name}, after {origin.name}."
             )
         return super().compute_output_spec(inputs, *args, **kwargs)
 

@@ -19,7 +19,7 @@ Ratio = Callable[[tf.Tensor], tf.Tensor]
 
 
 def ratio_of(loss: Any) -> Ratio | None:
-    """Return how a loss is a ratio of sums over rows; None if it is not.
+    """Return the ratio of sums over rows that a loss is; None if it is none.
 
     Args:
         loss: a `keras.losses.Loss`.
@@ -53,17 +53,17 @@ def _is_over_rows(axis: Any) -> bool:
 
 def _dice() -> Ratio:
     def values(sums: tf.Tensor) -> tf.Tensor:
-        both, true, predicted = tf.unstack(sums)
-        return 1 - 2 * both / (true + predicted + keras.config.epsilon())
+        overlap, true, predicted = tf.unstack(sums)
+        return 1 - 2 * overlap / (true + predicted + keras.config.epsilon())
 
     return values
 
 
 def _tversky(alpha: float = 0.5, beta: float = 0.5) -> Ratio:
     def values(sums: tf.Tensor) -> tf.Tensor:
-        both, true, predicted = tf.unstack(sums)
-        misses = alpha * (true - both) + beta * (predicted - both)
-        return 1 - both / (both + misses + keras.config.epsilon())
+        overlap, true, predicted = tf.unstack(sums)
+        misses = alpha * (true - overlap) + beta * (predicted - overlap)
+        return 1 - overlap / (overlap + misses + keras.config.epsilon())
 
     return values
 

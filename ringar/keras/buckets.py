@@ -130,7 +130,7 @@ def deal(
     bucket_bytes: int | None = None,
     first_bucket_bytes: int | None = None,
 ) -> list[Bucket]:
-    """Return what `plan` returns, for a step that may never be taken."""
+    """Return what `plan` returns, without logging it: the step may never be taken."""
     if bucket_bytes is None:
         bucket_bytes = default_bytes()
     if first_bucket_bytes is None:

@@ -7,10 +7,10 @@ distributed optimizer), and the order in which the user wrote the callbacks does
 
 - `Distributed` comes before Keras' callbacks that read metrics, which see those of all ranks then.
 - Callbacks that write (`callback_traits`) stay on the first rank only. Files appear whole.
-- `last_callback.LastCallback` comes behind all callbacks: if one rank stops, all ranks stop.
-- `backup.Backup` takes the place of BackupAndRestore, on all ranks, behind all others: what it
-  saves at the end of an epoch has what the others did there.
-- The state of a callback that runs everything itself, such as `Elastic`, comes before a backup's.
+- `last_callback.LastCallback` comes after all callbacks: if one rank stops, all ranks stop.
+- `backup.Backup` takes the place of BackupAndRestore, on all ranks, after all others: the state
+  that it saves at the end of an epoch includes what the others did there.
+- A callback that runs `fit` itself, such as `Elastic`, decides whether a backup is restored.
 - While `redraw.Redraw` draws the batches before a resumed one, no callback is called.
 """
 
@@ -40,13 +40,13 @@ _K = keras.callbacks
 
 
 class DistributedListMixin:
-    """Call callbacks as several ranks need it."""
+    """Call callbacks as training on several ranks needs it."""
 
     callbacks: list[keras.callbacks.Callback]
     model: keras.Model
     params: dict[str, Any]
     _distributed: Any
-    _given: list[keras.callbacks.Callback]
+    _all_callbacks: list[keras.callbacks.Callback]
     _backup: Backup | None
     _redraw: Redraw | None
     _savers: list[SaveOnSignal]
@@ -61,7 +61,7 @@ class DistributedListMixin:
             distributed: the `Distributed` of the list, which has a `process_set` and `replay_data`.
         """
         self._distributed, self._backup, self._redraw = distributed, None, None
-        self._given = callbacks = [c for c in self.callbacks if c is not distributed]
+        self._all_callbacks = callbacks = [c for c in self.callbacks if c is not distributed]
         readers = (i for i, c in enumerate(callbacks) if callback_traits.reads_metrics(c))
         callbacks.insert(
             min(self.callbacks.index(distributed), next(readers, len(callbacks))), distributed
@@ -100,7 +100,7 @@ class DistributedListMixin:
         self._coordinated = [c for c in self.callbacks if isinstance(c, Coordinated)]
         for callback in self._coordinated:
             steps = self._common_steps or self.params.get("steps") or 0
-            callback.begin_training(self._given, self._process_set, steps)
+            callback.begin_training(self._all_callbacks, self._process_set, steps)
         if self._backup is None or any(c.resumes(self._backup) for c in self._coordinated):
             return
         epoch, batches = self._backup.find()
@@ -120,24 +120,28 @@ class DistributedListMixin:
             self._refuse_backups()
             self._common_steps = None
             return
-        settings = [Settings.of(c) for c in self._given if isinstance(c, _K.BackupAndRestore)]
+        settings = [
+            Settings.of(c) for c in self._all_callbacks if isinstance(c, _K.BackupAndRestore)
+        ]
         ranks = [(settings, self.params.get("steps"))]
         if or_all(self._process_set).size() > 1:
             where: dict[str, Any] = {"name": "callbacks", "process_set": self._process_set}
             ranks = allgather_object(ranks[0], **where)
-        all_of_them, steps = zip(*ranks, strict=True)
+        backups, steps = zip(*ranks, strict=True)
         counts = [number for number in steps if number is not None]
         self._common_steps = min(counts, default=None) if len(set(steps)) > 1 else None
         self._append(LastCallback(self._process_set, self._distributed.check))
-        if not all_of_them[0]:
-            if any(all_of_them):
+        if not backups[0]:
+            if any(backups):
                 raise MismatchError(
                     f"rank {or_all(self._process_set).rank()} | callbacks: expected "
                     "BackupAndRestore on rank 0, which writes, received it on others only; give "
                     "all ranks the same callbacks"
                 )
             return
-        self._backup = Backup(all_of_them[0][0], self._given, self._process_set, self._common_steps)
+        self._backup = Backup(
+            backups[0][0], self._all_callbacks, self._process_set, self._common_steps
+        )
         self._append(self._backup)
         self._async_train = False  # a backup in another thread would mix up the collectives
 
@@ -147,7 +151,7 @@ class DistributedListMixin:
         self.callbacks.append(callback)
 
     def _refuse_backups(self) -> None:
-        for callback in self._given:
+        for callback in self._all_callbacks:
             if isinstance(callback, _K.BackupAndRestore | SaveOnSignal | Coordinated):
                 raise ValueError(
                     f"rank {place.rank()} | {type(callback).__name__}: expected an optimizer whose "
@@ -213,11 +217,11 @@ class DistributedListMixin:
             callback.after_epoch_end(epoch)
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-        """Wait until the first rank has written its files; take over what it knows."""
+        """Wait until the first rank has written its files; take the state of its callbacks."""
         super().on_train_end(logs)  # type: ignore[misc]
         self.model._initial_epoch = None  # of this `fit` only
         if self._distributed.meets:
-            training_state.share_writers(self._given, self._process_set, "end of training")
+            training_state.share_writers(self._all_callbacks, self._process_set, "end of training")
 
 
 def _check_savers(model: keras.Model, savers: list[keras.callbacks.Callback]) -> None:
@@ -246,7 +250,7 @@ def _takes_all_ranks(model: keras.Model, saver: Any) -> bool:
 
 
 def _checkpoints(
-    given: list[keras.callbacks.Callback], savers: list[Any], is_first: bool
+    callbacks: list[keras.callbacks.Callback], savers: list[Any], is_first: bool
 ) -> list[keras.callbacks.Callback]:
     """Return the callbacks that save a model whose optimizer is sharded: on all ranks together."""
     for callback in savers:
@@ -258,7 +262,7 @@ def _checkpoints(
             )
         if not is_first:
             callback.verbose = 0
-    for callback in given:
+    for callback in callbacks:
         if isinstance(callback, getattr(_K, "SwapEMAWeights", ())):
             raise ValueError(
                 f"rank {place.rank()} | SwapEMAWeights: expected an optimizer that has whole "

@@ -1,4 +1,4 @@
-"""What a callback does: whether it writes, to which paths, and which attributes are its state.
+"""Traits of a callback: whether it writes, to which paths, and which attributes are its state.
 
 Traits are read from a callback's class, so that new callbacks of Keras have them, too.
 A class of Keras writes if its constructor takes a path. Its state is what its methods assign,
@@ -23,7 +23,7 @@ _PATH = re.compile("filepath|filename|directory|folder|.*_dir")
 _SHOWN = (keras.callbacks.ProgbarLogger, keras.callbacks.RemoteMonitor)
 #: Callbacks of Keras whose state `Elastic` and `Backup` keep in their own way.
 _KEPT_ELSEWHERE = (keras.callbacks.History, keras.callbacks.BackupAndRestore)
-#: What assigns settings, not state.
+#: Methods that assign settings, not state.
 _SETTERS = ("__init__", "set_model", "set_params")
 #: Loggers hold times, profilers and files, too: of these only counters are state.
 _COUNTERS = {keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch")}
@@ -89,19 +89,19 @@ def _path_arguments(classes: Iterable[type]) -> Iterator[str]:
 
 
 def _state_attributes(callback: keras.callbacks.Callback) -> set[str]:
-    given = set(getattr(callback, "state_attributes", ()))
+    attributes = set(getattr(callback, "state_attributes", ()))
     for base, names in _COUNTERS.items():
-        given.update(names if isinstance(callback, base) else ())
+        attributes.update(names if isinstance(callback, base) else ())
     if _shows(callback) or isinstance(callback, _KEPT_ELSEWHERE):
-        return given
+        return attributes
     for base in _of_keras(callback):
         settings = inspect.signature(base).parameters
-        given |= (_assigned(base) & vars(callback).keys()) - settings.keys() - {"monitor_op"}
-    return given
+        attributes |= (_assigned(base) & vars(callback).keys()) - settings.keys() - {"monitor_op"}
+    return attributes
 
 
 def _assigned(base: type) -> set[str]:
-    """Return the attributes that the methods of a class assign, those that set it up left out."""
+    """Return the attributes that the methods of a class assign, `_SETTERS` left out."""
     return {
         str(instruction.argval)
         for name, method in vars(base).items()

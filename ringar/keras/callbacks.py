@@ -119,8 +119,8 @@ class MetricAverageCallback(keras_2.Callback):
     Put it before ReduceLROnPlateau, EarlyStopping, ModelCheckpoint and other readers of metrics.
 
     The average of the results is the result for the data of all ranks only if the metric is a mean
-    over examples, such as a loss or an accuracy, and all ranks have as many examples. It is not for
-    a root mean square, an AUC, a precision or an F-score. `Distributed` combines all of these.
+    over examples, such as a loss or an accuracy, and all ranks have equally many examples. It is
+    wrong for a root mean square, an AUC, a precision or an F-score. `Distributed` combines these.
 
     Args:
         process_set: the ranks that train together; by default all.
@@ -173,8 +173,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
     Keras' own callbacks may stand before it or after it. A callback of yours that stands before it
     sees the metrics of its own rank.
 
-    With `ringar.Downpour` workers do not wait for each other: behind the beginning, each has
-    metrics, a validation and an end of its own.
+    With `ringar.Downpour` workers do not wait for each other: after the beginning, each has its own
+    metrics, validation and end.
 
     Args:
         root_rank: the rank of the job whose state is taken; by default the first that trains.
@@ -316,13 +316,13 @@ class Distributed(BroadcastGlobalVariablesCallback):
             self._weights_compared = True
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-        """End what was begun for this training."""
+        """End the tuner's training, and meet the other ranks again."""
         if self.tuner is not None:
             self.tuner.end_training()
         self._meet_again()
 
     def _combine(self) -> None:
-        """Make what no gradient changes the same on all ranks."""
+        """Make weights that no gradient changes the same on all ranks."""
         furthest = 0 if self._epochs is None else self._epochs.furthest
         self._combination.combine(self.model, self.process_set, furthest)
 

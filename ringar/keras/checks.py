@@ -46,7 +46,7 @@ _REMEDIES = {
     "number of weights": "Build the same model everywhere.",
     "weight": "Build the same model everywhere, and freeze the same layers.",
 }
-"""Advice, by how the path of what differs begins."""
+"""Advice, by the beginning of the path of the setting that differs."""
 
 _OF_A_STEP = (
     " The train_step of this model must reduce every gradient that moves weights, even if it moves "
@@ -80,23 +80,23 @@ def check_start(
     if ranks.size() == 1:
         return [params.get("steps")]
     gathered = allgather_object(
-        (_Own.of(model, params), describe(model, params)), name=_CALLER, process_set=process_set
+        (_Answers.of(model, params), describe(model, params)), name=_CALLER, process_set=process_set
     )
-    own_of_ranks, described = zip(*gathered, strict=True)
+    answers_of_ranks, described = zip(*gathered, strict=True)
     for field, expected, remedy in _CONDITIONS:
-        values = [getattr(answers, field) for answers in own_of_ranks]
+        values = [getattr(answers, field) for answers in answers_of_ranks]
         if any(value != "yes" for value in values):
             received = agree.groups(values, ranks.ranks)
             raise MismatchError(
                 f"rank {place.rank()} | {_CALLER}: expected {expected}; received{received}{remedy}"
             )
     agree.compare(described, caller=_CALLER, remedy=_remedy_of(model), ranks=ranks.ranks)
-    return [answers.steps for answers in own_of_ranks]
+    return [answers.steps for answers in answers_of_ranks]
 
 
 @dataclass(frozen=True)
-class _Own:
-    """Hold what a rank says of itself: "yes", or what there is in the place of what is expected.
+class _Answers:
+    """Hold the answers of a rank: "yes", or the thing that it has instead.
 
     Attributes:
         steps: the number of steps of an epoch, None where it is not known.
@@ -111,8 +111,8 @@ class _Own:
     knows_grid: str
 
     @classmethod
-    def of(cls, model: keras.Model, params: dict[str, Any]) -> _Own:
-        """Return what this rank says."""
+    def of(cls, model: keras.Model, params: dict[str, Any]) -> _Answers:
+        """Return the answers of this rank."""
         # A custom train_step may reduce its gradients with a DistributedGradientTape.
         has_custom_step = type(model).train_step is not keras.Model.train_step
         reduces = any(map(is_distributed, share.optimizers_of(model))) or has_custom_step
@@ -147,11 +147,11 @@ _CONDITIONS = (
         "shard the data with ringar.data.shard(data, grid=grid).",
     ),
 )
-"""What must hold on every rank, and what to do where it does not."""
+"""Conditions that hold on every rank, and the remedy if one does not."""
 
 
 def describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
-    """Return what must be the same on all ranks when training begins.
+    """Return the settings that must be the same on all ranks when training begins.
 
     Args:
         model: the compiled model.
@@ -178,8 +178,8 @@ def _remedy_of(model: keras.Model) -> Callable[[str], str]:
                 f"without a batch. {advice}"
             )
         if path.startswith("weight "):
-            path_here = model.weights[int(path.split()[1])].path
-            return f"It is {path_here} here. {advice}"
+            weight = model.weights[int(path.split()[1])]
+            return f"It is {weight.path} here. {advice}"
         return advice
 
     return remedy
@@ -209,12 +209,12 @@ def check_weights(model: keras.Model, process_set: ProcessSet | None = None) -> 
     state = State.of(model.trainable_variables)
     digests = np.asarray([state.digests()], np.int64)
     of_ranks = np.asarray(allgather(digests, name=_WEIGHTS.name, process_set=process_set))
-    different = state.that_differ(of_ranks.tolist())
-    if different.variables:
+    differences = state.that_differ(of_ranks.tolist())
+    if differences.variables:
         raise MismatchError(
             _WEIGHTS.refusal(
                 "the same weights on every rank",
-                f"other values of {different.names}",
+                f"other values of {differences.names}",
                 "Every rank must begin with the same weights (ringar.callbacks.Distributed() sees "
                 "to it) and apply reduced gradients only. Give every rank the callbacks that set "
                 "weights; those that do so by metrics, such as EarlyStopping, must come after "
@@ -255,7 +255,7 @@ def _layers_over_ranks(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def _layer_without_grid(model: keras.Model) -> str:
-    """Return words for a layer on a grid that a distributed optimizer does not know, or none."""
+    """Return a text on a layer whose grid a distributed optimizer does not know; "" if none."""
     layers = _layers_over_ranks(model)
     # A custom train_step may give the grid to a DistributedGradientTape.
     grids = [

@@ -11,6 +11,7 @@ import keras
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError, UnsupportedError
 from ringar.job import membership
+from ringar.keras.state import listing
 
 #: One rule for all weights, or rules by the path of a weight or its end, with wildcards.
 Combine: TypeAlias = str | Mapping[str, str]
@@ -92,11 +93,10 @@ def require_rules(variables: Sequence[keras.Variable]) -> None:
     if not variables:
         return
     paths = [v.path for v in variables]
-    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
     raise MismatchError(
         CALL.refusal(
             "weights that no gradient changes to be the same on every rank, or a rule for them",
-            f"other values of {', '.join(paths[:5])}{more}",
+            f"other values of {listing(paths)}",
             "Say how the ranks' values become one: ringar.callbacks.Distributed(combine="
             f'{{"{paths[0]}": "mean"}}), or "sum" (of what the ranks have added in an epoch), '
             '"first" (of the first rank), "concatenate" (each rank gives a part of the rows), '

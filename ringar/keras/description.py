@@ -1,7 +1,7 @@
-"""Descriptions of what a user has set, which must be the same on all ranks: plain, stable values.
+"""Descriptions of the user's settings, which must be the same on all ranks: plain, stable values.
 
-Ranks of one script describe themselves alike: a description has no address, no number of a name, no
-learning rate and no seed, in which ranks may differ. Objects are described by class and config,
+Ranks of one script describe themselves alike: a description leaves out addresses, numbers in names,
+learning rates and seeds, in which ranks may differ. Objects are described by class and config,
 functions by name and code.
 """
 
@@ -42,7 +42,7 @@ _SETTINGS = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
-"""What all optimizers have, also those whose config cannot be made."""
+"""Settings of all optimizers, also of those whose config cannot be made."""
 
 
 def plain(value: Any) -> Any:
@@ -72,23 +72,23 @@ def plain(value: Any) -> Any:
 
 
 def optimizer(
-    one: keras.optimizers.Optimizer, variables: Sequence[Any] = (), rate: bool = False
+    keras_optimizer: keras.optimizers.Optimizer, variables: Sequence[Any] = (), rate: bool = False
 ) -> dict[str, Any]:
     """Return the description of an optimizer.
 
     Args:
-        one: the optimizer.
-        variables: those that it may train, for its exclusions.
-        rate: whether to describe the learning rate, and not only that there is one or a schedule.
+        keras_optimizer: the optimizer.
+        variables: those that it may train, to tell which have no weight decay.
+        rate: whether to describe the learning rate; else only whether it is a number or a schedule.
     """
     try:
         with warnings.catch_warnings():  # Keras warns of functions, which it could not load again
             warnings.simplefilter("ignore")
-            config = one.get_config()
+            config = keras_optimizer.get_config()
     except Exception:  # of the user's class, or of a schedule that has no config
-        config = {name: getattr(one, name, None) for name in _SETTINGS}
-    described: dict[str, Any] = _described(one.__class__.__name__, config)
-    inner = inner_optimizer(one)
+        config = {name: getattr(keras_optimizer, name, None) for name in _SETTINGS}
+    described: dict[str, Any] = _described(keras_optimizer.__class__.__name__, config)
+    inner = inner_optimizer(keras_optimizer)
     schedule = getattr(inner, "_learning_rate", None)
     is_schedule = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
     described["learning_rate"] = "a schedule" if is_schedule else "a number"
@@ -98,20 +98,20 @@ def optimizer(
     return described
 
 
-def loss(given: Any) -> Any:
+def loss(argument: Any) -> Any:
     """Return the description of what `compile` got as `loss`, without names of outputs."""
-    if isinstance(given, Mapping) and "class_name" not in given:
-        return [loss(part) for part in given.values()]
-    if isinstance(given, list | tuple):
-        return [loss(part) for part in given]
-    if isinstance(given, str):
+    if isinstance(argument, Mapping) and "class_name" not in argument:
+        return [loss(part) for part in argument.values()]
+    if isinstance(argument, list | tuple):
+        return [loss(part) for part in argument]
+    if isinstance(argument, str):
         try:
-            return loss(keras.losses.get(given))
+            return loss(keras.losses.get(argument))
         except ValueError:  # a name that means a loss for some outputs only, "crossentropy"
-            return given
-    described = plain(given)
-    if isinstance(given, keras.losses.Loss):
-        described |= plain(getattr(given, "_fn_kwargs", {}))
+            return argument
+    described = plain(argument)
+    if isinstance(argument, keras.losses.Loss):
+        described |= plain(getattr(argument, "_fn_kwargs", {}))
     return described
 
 
@@ -124,53 +124,54 @@ def weight(variable: Any) -> str:
     return f"{variable.dtype}[{', '.join(map(str, sizes))}], {use}"
 
 
-def exchanges(many: Sequence[Exchange]) -> Any:
-    """Return the description of what ranks exchange around the steps of a model's optimizers."""
-    described = [plain(exchange.description) for exchange in many]
+def exchanges(items: Sequence[Exchange]) -> Any:
+    """Return the description of the exchanges of a model's optimizers."""
+    described = [plain(exchange.description) for exchange in items]
     return described[0] if len(described) == 1 else described
 
 
 def loop(
-    variables: Sequence[Any], exchange: Exchange, one: keras.optimizers.Optimizer | None
+    variables: Sequence[Any], exchange: Exchange, keras_optimizer: keras.optimizers.Optimizer | None
 ) -> dict[str, Any]:
     """Return the description of a loop of steps, as far as a step knows it.
 
     Args:
         variables: those whose gradients are reduced.
         exchange: that of the optimizer or the tape.
-        one: the optimizer, if it is known.
+        keras_optimizer: the optimizer, if it is known.
     """
     return {
         "exchange": exchanges([exchange]),
-        "optimizer": {} if one is None else optimizer(one, variables),
+        "optimizer": {} if keras_optimizer is None else optimizer(keras_optimizer, variables),
         **weights(variables),
     }
 
 
-def model(one: keras.Model, used: Sequence[Exchange] = ()) -> dict[str, Any]:
+def model(keras_model: keras.Model, step_exchanges: Sequence[Exchange] = ()) -> dict[str, Any]:
     """Return the description of a compiled model.
 
     Args:
-        one: the model.
-        used: the exchanges of a step, where those of the optimizers are not all.
+        keras_model: the model.
+        step_exchanges: the exchanges of a step, where those of the optimizers are not all.
     """
-    many = [*used] or share.exchanges_of(one)
-    optimizers = share.optimizers_of(one) if all(exchange.period.meets for exchange in many) else []
-    described = [optimizer(its, one.trainable_variables) for its in optimizers]
+    items = [*step_exchanges] or share.exchanges_of(keras_model)
+    meets = all(exchange.period.meets for exchange in items)
+    optimizers = share.optimizers_of(keras_model) if meets else []
+    described = [optimizer(part, keras_model.trainable_variables) for part in optimizers]
     return {
-        "exchange": exchanges(many),
+        "exchange": exchanges(items),
         "optimizer": described[0] if len(described) == 1 else described,
-        "loss": loss(getattr(one, "loss", None)),
-        "loss_weights": _loss_weights(one),
-        "dtype_policy": policies(one),
-        **weights(one.weights),
+        "loss": loss(getattr(keras_model, "loss", None)),
+        "loss_weights": _loss_weights(keras_model),
+        "dtype_policy": policies(keras_model),
+        **weights(keras_model.weights),
     }
 
 
 def weights(variables: Sequence[Any]) -> dict[str, Any]:
     """Return the description of a model's weights."""
-    each = {f"weight {place}": weight(variable) for place, variable in enumerate(variables)}
-    return {"number of weights": len(variables), **each}
+    descriptions = {f"weight {place}": weight(variable) for place, variable in enumerate(variables)}
+    return {"number of weights": len(variables), **descriptions}
 
 
 def policies(model: keras.Model) -> Any:
@@ -191,15 +192,15 @@ def _described(kind: Any, config: Any) -> Any:
     return {"class": kind, **plain({k: setting for k, setting in config.items() if k not in _FREE})}
 
 
-def _loss_weights(one: keras.Model) -> Any:
-    weights = getattr(getattr(one, "_compile_loss", None), "_user_loss_weights", None)
+def _loss_weights(model: keras.Model) -> Any:
+    weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
     return plain(list(weights.values()) if isinstance(weights, Mapping) else weights)
 
 
-def _excluded(one: keras.optimizers.Optimizer, variables: Sequence[Any]) -> list[int]:
+def _excluded(keras_optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> list[int]:
     """Return the places of the variables without weight decay."""
-    decays = getattr(one, "_use_weight_decay", None)
-    if decays is None or not getattr(one, "weight_decay", None):
+    decays = getattr(keras_optimizer, "_use_weight_decay", None)
+    if decays is None or not getattr(keras_optimizer, "weight_decay", None):
         return []
     return [place for place, variable in enumerate(variables) if not decays(variable)]
 
@@ -224,7 +225,7 @@ def _object(value: Any) -> Any:
 
 
 def _code(code: types.CodeType) -> int:
-    """Return a digest of what a function computes, as far as its code says it."""
+    """Return a digest of the code of a function."""
     constants = [
         _code(constant) if isinstance(constant, types.CodeType) else constant
         for constant in code.co_consts

@@ -1,4 +1,4 @@
-"""What ranks exchange around the steps of an optimizer: how, of what, and when.
+"""The exchange of ranks around the steps of an optimizer: how, of what, and when.
 
 A distributed optimizer has one `Exchange`, a combination of three parts:
 
@@ -8,7 +8,7 @@ A distributed optimizer has one `Exchange`, a combination of three parts:
 
 The parts of this module exchange nothing: gradients stay on their rank, which trains whole
 variables. `apply` (`ringar.keras.apply`) asks the parts in this order. Callbacks and losses ask
-them for what holds.
+them what holds.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Reducer:
         gradients: Sequence[Any],
         variables: Sequence[Any] | None,
     ) -> list[Any]:
-        """Clip what the optimizer cannot clip by itself, and return the gradients."""
+        """Clip gradients that the optimizer cannot clip by itself, and return all."""
         return list(gradients)
 
     def is_local(self, variable: Any) -> bool:
@@ -91,12 +91,12 @@ class Reducer:
         """Note the optimizer whose `apply` takes the step that begins."""
 
     def behind_start(self) -> AbstractContextManager[Any]:
-        """Return a context for ops that are those of a step: they run behind its start."""
+        """Return a context for the ops of a step: they run after its start."""
         return nullcontext()
 
 
 class LocalGradients(Reducer):
-    """Leave gradients on their rank; add the slices of equal rows, as the optimizer needs them."""
+    """Leave gradients on their rank; add up slices of equal rows, as the optimizer needs it."""
 
     @tf.autograph.experimental.do_not_convert
     def __call__(
@@ -110,7 +110,7 @@ class Slices:
     """Say what this rank trains; here: the variables of the model.
 
     Attributes:
-        offload: what makes the optimizer's slots; None: Keras, beside the variables.
+        offload: makes the optimizer's slots; None: Keras makes them, beside the variables.
     """
 
     offload: Offload | None = None
@@ -123,11 +123,11 @@ class Slices:
         Args:
             optimizer: the one around whose steps ranks exchange.
             model: the model.
-            inputs: what the model gets of the batch.
+            inputs: the inputs of the model in the batch.
         """
 
     def parts(self, variables: Sequence[Any]) -> list[Any]:
-        """Return what the optimizer trains on this rank in the place of the model's variables."""
+        """Return the parts that the optimizer trains on this rank in the place of the variables."""
         return list(variables)
 
     def clip(
@@ -136,7 +136,7 @@ class Slices:
         gradients: Sequence[Any],
         clip: Callable[[Sequence[Any]], list[Any]],
     ) -> list[Any]:
-        """Clip where the optimizer does, behind the accumulation of gradients.
+        """Clip where the optimizer does, after the accumulation of gradients.
 
         Args:
             optimizer: the one that trains.
@@ -146,7 +146,7 @@ class Slices:
         return clip(gradients)
 
     def publish(self) -> None:
-        """Give the model what the optimizer has assigned to its parts of variables."""
+        """Give the model the values that the optimizer has assigned to parts of its variables."""
 
     def constrain(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
         """Constrain variables of which the optimizer trains parts, at the end of its step.
@@ -199,7 +199,7 @@ class Period:
             loss_scale: the factor in the gradients, if it changes from step to step.
 
         Returns:
-            Whether the optimizer takes this step, or counts it only; None: it takes all.
+            Whether the optimizer takes this step, or only counts it; None: it takes every step.
         """
         return None
 

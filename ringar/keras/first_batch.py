@@ -1,12 +1,12 @@
 """The warning that ranks were given equal data, as they are if a script forgets to shard them.
 
 Where the ranks of a model group must have equal data, an error says that they differ. Another
-warning tells ranks whose data begin anew at different steps.
+warning says that the ranks' data begin anew at different steps.
 
 Before its first step each rank takes the first batch from the iterator, and the ranks compare
 digests of their batches. The training function gets an iterator of the same type that begins with
-this batch, so that it is not traced again. Later calls get Keras' own iterator: after its first
-step the training is what it is without the check.
+this batch, so that it is not traced again. Later calls get Keras' own iterator: from the second
+step on, training is the same as without the check.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class FirstBatch:
                     model.train_function = train
                 layout = _layout(iterator)
                 length = _pass_length(getattr(iterator, "_dataset", None))
-                digest_here, iterator = _look(iterator, getattr(model, "steps_per_execution", 1))
-                everyone, lengths = self._exchange(digest_here, layout, length)
+                fingerprint, iterator = _look(iterator, getattr(model, "steps_per_execution", 1))
+                everyone, lengths = self._exchange(fingerprint, layout, length)
                 _require_same(everyone, model)
                 self._warn_if_equal(everyone, model)
                 self._warn_of_passes(lengths)
@@ -68,16 +68,16 @@ class FirstBatch:
 
         model.train_function = look_first
 
-    def _exchange(self, own: int, layout: str | None, length: int) -> tuple[list[int], list[int]]:
-        """Return digests and lengths of all ranks; raise on all if batches have other parts."""
+    def _exchange(
+        self, fingerprint: int, layout: str | None, length: int
+    ) -> tuple[list[int], list[int]]:
+        """Return digests and lengths of all ranks; raise on all if the parts of batches differ."""
         gathered = allgather_object(
-            (own, layout, length), name="first batch", process_set=self.process_set
+            (fingerprint, layout, length), name="first batch", process_set=self.process_set
         )
-        first_layout = next(
-            (layout_there for _, layout_there, _ in gathered if layout_there is not None), None
-        )
+        first_layout = next((layout for _, layout, _ in gathered if layout is not None), None)
         compare(
-            [{"parts of a batch": layout_there or first_layout} for _, layout_there, _ in gathered],
+            [{"parts of a batch": layout or first_layout} for _, layout, _ in gathered],
             caller="ringar.callbacks.Distributed",
             remedy="Give `fit` inputs, targets and weights of examples on every rank alike; with "
             "`class_weight` a batch has weights, too.",
@@ -135,7 +135,7 @@ def _require_same(everyone: list[int], model: keras.Model) -> None:
 
 
 def _layout(iterator: Any) -> str | None:
-    """Return the kinds of what inputs, targets and weights consist of; None if unknown."""
+    """Return the types of the tensors in inputs, targets and weights; None if unknown."""
     spec = getattr(iterator, "element_spec", None)
     if spec is None:
         return None
@@ -153,14 +153,14 @@ def _look(iterator: Any, steps: int) -> tuple[int, Any]:
     if not isinstance(iterator, tf.data.Iterator):
         return first_digest, iter(batches)
     # Not `from_generator`: when a dataset that calls Python is destroyed, it waits for Python's
-    # lock, and whoever destroys it holds the lock.
+    # lock, and the thread that destroys it holds the lock.
     parts = [tf.data.Dataset.from_tensors(batch) for batch in batches]
-    dataset = functools.reduce(lambda some, more: some.concatenate(more), parts)
+    dataset = functools.reduce(tf.data.Dataset.concatenate, parts)
     return first_digest, iter(dataset.map(lambda *batch: _as_in(iterator.element_spec, *batch)))
 
 
 def _arrays_of(batch: Any) -> list[Any]:
-    """Return the arrays of a batch, without what has no value, such as None and `tf.data`'s."""
+    """Return the arrays of a batch, without parts that have no value, such as None and variants."""
     tensors = tf.nest.flatten(batch, expand_composites=True)
     tensors = [x for x in tensors if getattr(x, "dtype", None) not in (tf.variant, tf.resource)]
     return [x.numpy() if isinstance(x, tf.Tensor) else x for x in tensors if x is not None]
@@ -169,10 +169,10 @@ def _arrays_of(batch: Any) -> list[Any]:
 def _as_in(spec: Any, *batch: Any) -> Any:
     """Return a batch with the shapes of `spec`, for which the training function is traced."""
 
-    def open_shape(part: Any, its: Any) -> Any:
-        if not isinstance(its, tf.TensorSpec):
+    def open_shape(part: Any, tensor_spec: Any) -> Any:
+        if not isinstance(tensor_spec, tf.TensorSpec):
             return part
-        return tf.compat.v1.placeholder_with_default(part, its.shape)
+        return tf.compat.v1.placeholder_with_default(part, tensor_spec.shape)
 
     # `map` spreads a tuple over the arguments.
     elements = batch if isinstance(spec, tuple) else batch[0]
@@ -180,13 +180,13 @@ def _as_in(spec: Any, *batch: Any) -> Any:
 
 
 def _equal(digests: list[int], group: int) -> list[int]:
-    """Return the ranks whose digest a rank of another group has, too; `group` ranks are a group."""
+    """Return the ranks whose digest occurs in another group, too; a group has `group` ranks."""
     return [
         rank
-        for rank, digest_here in enumerate(digests)
-        if digest_here != _NO_BATCH
+        for rank, fingerprint in enumerate(digests)
+        if fingerprint != _NO_BATCH
         and any(
-            digest_here == another and rank_there // group != rank // group
-            for rank_there, another in enumerate(digests)
+            fingerprint == digests[peer] and peer // group != rank // group
+            for peer in range(len(digests))
         )
     ]

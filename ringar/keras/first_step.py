@@ -2,8 +2,8 @@
 
 In `fit`, `ringar.callbacks.Distributed` broadcasts the state of the model and checks it. In other
 loops, `train_on_batch` or a `GradientTape`, the first reduction of gradients is the earliest place
-that the library sees. A step that is traced has computed nothing by then, and is exact. The
-gradients of an eager step have been computed, which a warning says.
+that the library sees. A step that is traced has computed nothing by then, and is exact. An eager
+step has computed its gradients already, and a warning says so.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def is_reduced(variable: Any) -> bool:
 
     True once a step of this rank has reduced its gradients over all ranks.
     """
-    return hasattr(_of_tensorflow(variable), "_ringar_is_reduced")
+    return hasattr(of_tensorflow(variable), "_ringar_is_reduced")
 
 
 def _note_reduced(variables: Sequence[Any], exchange: Exchange) -> None:
@@ -96,10 +96,11 @@ def _note_reduced(variables: Sequence[Any], exchange: Exchange) -> None:
         return
     for variable in variables:
         if not exchange.reduction.is_local(variable):
-            _of_tensorflow(variable)._ringar_is_reduced = True
+            of_tensorflow(variable)._ringar_is_reduced = True
 
 
-def _of_tensorflow(variable: Any) -> Any:
+def of_tensorflow(variable: Any) -> Any:
+    """Return the variable of TensorFlow in one of Keras."""
     return variable._value if isinstance(variable, keras.Variable) else variable
 
 
@@ -117,8 +118,8 @@ def _check_session_graph(exchange: Exchange, optimizer: keras.optimizers.Optimiz
 def _agree(
     described: dict[str, Any], state: State, ranks: ProcessSet, is_traced: bool, caller: str
 ) -> None:
-    state_here = (described, state.digests())
-    gathered = allgather_object(state_here, name=_NAME, process_set=ranks)
+    report = (described, state.digests())
+    gathered = allgather_object(report, name=_NAME, process_set=ranks)
     everyone, of_ranks = zip(*gathered, strict=True)
     numbers = [{_STATE: len(digests)} for digests in of_ranks]
     compare(
@@ -127,21 +128,21 @@ def _agree(
         remedy=_remedy,
         ranks=ranks.ranks,
     )
-    different = state.that_differ(of_ranks)
-    if not different.variables:
+    differences = state.that_differ(of_ranks)
+    if not differences.variables:
         return
     root = ranks.ranks[0]
-    different.broadcast(root, ranks)
+    differences.broadcast(root, ranks)
     if ranks.rank() > 0:
         return
     text = "The ranks began with different values of %s. All took those of rank %d"
     if is_traced:
-        _log.info(f"{text}.", different.names, root)
+        _log.info(f"{text}.", differences.names, root)
     else:
         _log.warning(
             f"{text}, but the gradients of the first step are those of the values before: call "
             "ringar.broadcast_variables(model.weights) before it.",
-            different.names,
+            differences.names,
             root,
         )
 

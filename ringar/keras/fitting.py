@@ -37,12 +37,12 @@ class Coordinated(keras_2.Callback):
         return original(*call.args, **call.kwargs)
 
     def begin_training(
-        self, others: list[keras.callbacks.Callback], process_set: ProcessSet | None, steps: int
+        self, callbacks: list[keras.callbacks.Callback], process_set: ProcessSet | None, steps: int
     ) -> None:
         """Take the callbacks of the list, after all of them have begun.
 
         Args:
-            others: all callbacks of the list.
+            callbacks: all callbacks of the list.
             process_set: the ranks that train together.
             steps: the steps of an epoch that all ranks have; 0 if they are not known.
         """

@@ -1,7 +1,7 @@
 """The reduction of gradients on a grid.
 
 The gradient of a cut variable is averaged over its data set, the gradient of a whole variable over
-all ranks. Both averages are right: behind a join all ranks of a model group hold the same gradient,
+all ranks. Both averages are right: after a join all ranks of a model group hold the same gradient,
 and within a split each rank holds the gradient of its own part (`ringar.parallel.exchange`). With
 `op=ringar.Sum` both are the sum over the model groups: that of a whole variable over all ranks,
 divided by the number of parts.
@@ -20,9 +20,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringar.collectives import Max, Sum, allreduce
+from ringar.collectives import Sum, allreduce
 from ringar.keras.exchange import Exchange, Reducer, Variables
-from ringar.keras.reduction import Reduction, all_finite
+from ringar.keras.reduction import Reduction, all_finite, spread_overflow
 from ringar.sharding.cut import cut_of
 from ringar.sharding.grid import Grid
 from ringar.sharding.slots import NOT_ELEMENTWISE, inner_optimizer, with_nested
@@ -67,17 +67,17 @@ class GridReduction(Reducer):
             )
         reduced: list[Any] = list(gradients)
         cut: list[int] = []
-        whole: list[int] = []
+        rest: list[int] = []
         for i, variable in enumerate(variables):
             axis = cut_of(variable)
-            (whole if axis is None else cut).append(i)
+            (rest if axis is None else cut).append(i)
             if axis is not None and axis.grid is not self.grid:
                 raise ValueError(
                     "`grid` must be the one that the layers were made in. Received: "
                     f"{self.grid}, and a variable {variable.path} of another grid."
                 )
         states = []
-        for reduction, indices in ((self._over_all, whole), (self._over_data, cut)):
+        for reduction, indices in ((self._over_all, rest), (self._over_data, cut)):
             results, save_state = reduction.reduce(
                 [reduced[i] for i in indices], [variables[i] for i in indices], loss_scale
             )
@@ -85,7 +85,8 @@ class GridReduction(Reducer):
             for i, result in zip(indices, results, strict=True):
                 reduced[i] = result
         if loss_scale is not None:
-            self._spread_overflow(reduced, cut)
+            # A gradient of one part may overflow: all ranks of the model group skip the step.
+            spread_overflow(reduced, cut, self.grid.model_set)
         for save_state in filter(None, states):  # after all ranks know whether to skip the step
             save_state(all_finite(reduced))
         return reduced
@@ -115,7 +116,7 @@ class GridReduction(Reducer):
         scale: Any = inner.loss_scale_factor or 1.0
         if inner is not optimizer:
             scale = scale * tf.convert_to_tensor(optimizer.dynamic_scale)
-        each, together = inner.clipnorm, inner.global_clipnorm
+        limit, global_limit = inner.clipnorm, inner.global_clipnorm
         clipped: list[Any] = list(gradients)
         present = [i for i, g in enumerate(gradients) if g is not None]
         squares = {i: _square_sum(gradients[i]) for i in present}
@@ -127,13 +128,13 @@ class GridReduction(Reducer):
             process_set=self.grid.model_set,
         )
         squares.update(zip(parts, tf.unstack(of_parts), strict=True))
-        if each:
+        if limit:
             for i in parts:
-                clipped[i] = _limit(clipped[i], tf.sqrt(squares[i]), each * scale)
+                clipped[i] = _limit(clipped[i], tf.sqrt(squares[i]), limit * scale)
         else:
             norm = tf.sqrt(tf.add_n([squares[i] for i in present]))
             for i in present:
-                clipped[i] = _limit(clipped[i], norm, together * scale)
+                clipped[i] = _limit(clipped[i], norm, global_limit * scale)
         return clipped
 
     def _check(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -168,23 +169,6 @@ class GridReduction(Reducer):
                         f"global_clipnorm={nested.global_clipnorm} on {self.grid}. Use `clipvalue`."
                     )
 
-    def _spread_overflow(self, reduced: list[Any], cut: list[int]) -> None:
-        """Make all ranks of a model group skip the step if a gradient of one part overflowed."""
-        parts = [reduced[i] for i in cut if reduced[i] is not None]
-        if not parts:
-            return
-        bad = [tf.logical_not(tf.reduce_all(tf.math.is_finite(_values(g)))) for g in parts]
-        any_bad = allreduce(
-            tf.cast(tf.reduce_any(bad), tf.float32),
-            Max,
-            name="gradients/overflow",
-            process_set=self.grid.model_set,
-        )
-        first = next(i for i in cut if reduced[i] is not None)
-        nan_if_bad = tf.where(any_bad > 0, float("nan"), 0.0)
-        gradient = _values(reduced[first])
-        reduced[first] = gradient + tf.cast(nan_if_bad, gradient.dtype)
-
 
 def reducing(reduction: Reduction, grid: Grid | None) -> Exchange:
     """Return the exchange of ranks that reduce their gradients in every step.
@@ -200,10 +184,6 @@ def reducing(reduction: Reduction, grid: Grid | None) -> Exchange:
         chosen=reduction.chosen,
         twin=lambda: reducing(reduction.renewed(), grid),
     )
-
-
-def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    return tf.convert_to_tensor(gradient)
 
 
 def _square_sum(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

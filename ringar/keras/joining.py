@@ -128,13 +128,13 @@ class Epochs:
         if self._ranks.size() > 1:  # data may also end before `steps_per_epoch`
             self._catch_up(steps, exchanges)
 
-    def _catch_up(self, own: int, exchanges: Sequence[Exchange]) -> None:
+    def _catch_up(self, step_count: int, exchanges: Sequence[Exchange]) -> None:
         """Give all ranks the state of one that has taken every step.
 
         Weights that no gradient changes are combined later (`ringar.keras.moving_statistics`).
         """
         batches = share.batches_of(self._model)
-        report = (own, batches.rows() if batches is not None else None)
+        report = (step_count, batches.rows() if batches is not None else None)
         of_ranks = allgather_object(report, name=_STEPS.name, process_set=self._ranks)
         steps = [count for count, _ in of_ranks]
         accumulation.check([rows for _, rows in of_ranks], self._ranks.ranks, _STEPS)
@@ -163,7 +163,7 @@ def _finish(
 
 
 def _behind(exchanges: Sequence[Exchange], state: State) -> State:
-    """Return the part of `state` in which a rank is behind one that has taken more steps."""
+    """Return the part of `state` that ranks with fewer steps lack."""
     if all(exchange.period.in_every_step for exchange in exchanges):
         return state
     return State.of([counter for exchange in exchanges for counter in exchange.period.counters])
@@ -211,8 +211,8 @@ def join(*optimizers: keras.optimizers.Optimizer, process_set: ProcessSet | None
     if ranks.size() == 1:
         return 0
     in_step = exchanges[0].period.in_every_step
-    own = -joined if in_step else exchanges[0].steps
-    steps = allgather_object(own, name="joined steps", process_set=ranks)
+    progress = -joined if in_step else exchanges[0].steps
+    steps = allgather_object(progress, name="joined steps", process_set=ranks)
     if len(set(steps)) > 1:
         root = ranks.ranks[steps.index(max(steps))]
         _behind(exchanges, State.of(_variables(optimizers))).broadcast(root, ranks)

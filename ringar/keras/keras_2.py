@@ -1,4 +1,4 @@
-"""Models of Keras 2 (`tf_keras`, `TF_USE_LEGACY_KERAS`): what needs Keras 3 says so."""
+"""The refusal of Keras 2 (`tf_keras`, `TF_USE_LEGACY_KERAS`) by parts that need Keras 3."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def refuse(value: object, name: str) -> None:
 
     Args:
         value: a model or an optimizer.
-        name: what has received it.
+        name: the function or class that has received it.
 
     Raises:
         UnsupportedError: with what to do.

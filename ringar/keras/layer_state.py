@@ -1,4 +1,4 @@
-"""What layers hold beside their weights: vocabularies, statistics, constants, arguments.
+"""The state of layers beside their weights: vocabularies, statistics, constants, arguments.
 
 `adapt` of a preprocessing layer leaves vocabularies in tables and statistics in tensors, which no
 broadcast of weights reaches. With those of a rank's own data, ranks train one model on inputs that
@@ -31,6 +31,7 @@ from ringar.collectives import allgather_object
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
 from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras.state import listing
 
 _CALL = Call("allgather_object", name="state of layers")
 _NOT_COMPARED = {"name", "seed", "code", "batch_shape", "build_config", "trainable"}
@@ -52,8 +53,8 @@ def check(model: keras.Model, process_set: ProcessSet | None = None) -> None:
     if ranks.size() == 1:
         return
     layers = list(_layers(model))
-    layers_here = [(type(layer).__name__, dict(_digests(layer))) for layer in layers]
-    everyone = allgather_object(layers_here, name=_CALL.name, process_set=process_set)
+    report = [(type(layer).__name__, dict(_digests(layer))) for layer in layers]
+    everyone = allgather_object(report, name=_CALL.name, process_set=process_set)
     kinds = [[kind for kind, _ in of_rank] for of_rank in everyone]
     if any(of_rank != kinds[0] for of_rank in kinds):
         counts = ", ".join(f"{len(k)} (rank {r})" for r, k in zip(ranks.ranks, kinds, strict=True))
@@ -65,13 +66,13 @@ def check(model: keras.Model, process_set: ProcessSet | None = None) -> None:
             )
         )
     of_layers = zip(*([state for _, state in of_rank] for of_rank in everyone), strict=True)
-    parts = [(layer, _different(states)) for layer, states in zip(layers, of_layers, strict=True)]
+    parts = [(layer, _differences(states)) for layer, states in zip(layers, of_layers, strict=True)]
     if any(names for _, names in parts):
         raise MismatchError(_refusal([(layer, names) for layer, names in parts if names]))
 
 
 def refresh(model: keras.Model) -> None:
-    """Compute anew what layers derive from weights, after these have been received.
+    """Compute anew what layers derive from weights that have been received.
 
     `Normalization` computes with tensors that it makes of its weights.
     """
@@ -80,34 +81,33 @@ def refresh(model: keras.Model) -> None:
             layer.finalize_state()
 
 
-def _different(states: tuple[dict[str, int], ...]) -> list[str]:
-    """Return the parts of a layer's state of which ranks have different digests."""
+def _differences(states: tuple[dict[str, int], ...]) -> list[str]:
+    """Return the parts of a layer's state whose digests differ between ranks."""
     names = sorted(set().union(*states))
     return [name for name in names if len({state.get(name) for state in states}) > 1]
 
 
-def _refusal(different: list[tuple[keras.Layer, list[str]]]) -> str:
+def _refusal(differences: list[tuple[keras.Layer, list[str]]]) -> str:
     words = [
-        f'{", ".join(what)} of layer "{layer.name}" ({type(layer).__name__})'
-        for layer, what in different
+        f'{", ".join(parts)} of layer "{layer.name}" ({type(layer).__name__})'
+        for layer, parts in differences
     ]
-    is_adapted = any(hasattr(layer, "adapt") for layer, _ in different)
+    is_adapted = any(hasattr(layer, "adapt") for layer, _ in differences)
     adapt = (
         "Adapt a layer to the rows of all ranks: ringar.data.adapt(layer, data) on every rank, "
         "with the rank's own data; or layer.adapt(data) on every rank, with the same data. Load "
         "its file on every rank. "
     )
-    more = f" and {len(words) - 5} more" if len(words) > 5 else ""
     return _CALL.refusal(
         "layers that hold the same on every rank beside their weights",
-        f"others: {'; '.join(words[:5])}{more}",
+        f"others: {listing(words, '; ')}",
         f"{adapt if is_adapted else ''}Give layers the same arguments and constants on every rank. "
         "Where they are meant to differ, pass check=False to ringar.callbacks.Distributed.",
     )
 
 
 def _layers(model: keras.Model) -> Iterator[keras.Layer]:
-    """Yield the layers that are compared, without those that others hold as a part."""
+    """Yield the layers that are compared, without those that are parts of others."""
     lookups = set()
     for layer in model._flatten_layers():
         lookups.add(id(getattr(layer, "_lookup_layer", None)))
@@ -116,7 +116,7 @@ def _layers(model: keras.Model) -> Iterator[keras.Layer]:
 
 
 def _digests(layer: keras.Layer) -> Iterator[tuple[str, int]]:
-    """Yield what a layer holds, in words, and its digest."""
+    """Yield each part of a layer's state, in words, and its digest."""
     if hasattr(layer, "get_vocabulary"):
         yield "a vocabulary", _digest(layer.get_vocabulary())
         lookup = getattr(layer, "_lookup_layer", layer)
@@ -144,8 +144,12 @@ def _values_of(function: Any) -> dict[str, Any]:
     """Return the values of a function's closure and globals, without objects and modules."""
     if not inspect.isfunction(function):
         return {}
-    used = inspect.getclosurevars(function)
-    return {k: v for k, v in {**used.globals, **used.nonlocals}.items() if isinstance(v, _VALUES)}
+    variables = inspect.getclosurevars(function)
+    return {
+        k: v
+        for k, v in {**variables.globals, **variables.nonlocals}.items()
+        if isinstance(v, _VALUES)
+    }
 
 
 def _digest(value: Any) -> int:

@@ -180,6 +180,6 @@ def _shares(model: keras.Model) -> int:
     exchange = exchange_of(model.optimizer)
     if exchange is None:
         return place.size()
-    # In a hybrid, every rank has, and the split part gathers them.
+    # In a hybrid every rank has examples of its own, and the split part gathers them.
     is_hybrid = any(getattr(x, "reads", None) == "examples" for x in model._flatten_layers())
     return or_all(exchange.reduction.process_set if is_hybrid else exchange.ranks).size()

@@ -15,7 +15,7 @@ from ringar.collectives import broadcast
 from ringar.collectives.agree import first
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras.optimizer import DistributedOptimizer
-from ringar.keras.training_state import optimizers
+from ringar.keras.share import optimizers_of
 from ringar.sharding.slots import inner_optimizer
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def load_model(
         ValueError: the file is no model, or an argument is out of range.
     """
     model = _load_plain(path, custom_objects, compile, safe_mode, process_set)
-    for optimizer in optimizers(model):
+    for optimizer in optimizers_of(model):
         # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
         DistributedOptimizer(inner_optimizer(optimizer), process_set=process_set, **distributed)
     return model

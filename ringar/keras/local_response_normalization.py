@@ -140,6 +140,6 @@ def _check(name: str, value: Any, kind: type, *, least: float | None = None) -> 
     # Written so that NaN is out of range.
     if good and value < float("inf") and (value > 0 if least is None else value >= least):
         return
-    what = "a whole number" if kind is numbers.Integral else "a number"
+    noun = "a whole number" if kind is numbers.Integral else "a number"
     bound = "above 0" if least is None else f"of at least {least}"
-    raise ValueError(f"`{name}` must be {what} {bound}. Received: {name}={value!r}")
+    raise ValueError(f"`{name}` must be {noun} {bound}. Received: {name}={value!r}")

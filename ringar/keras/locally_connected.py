@@ -19,10 +19,10 @@ Activation = Callable[[tf.Tensor], tf.Tensor]
 
 @keras.saving.register_keras_serializable(package="ringar")
 class LocallyConnected2D(keras.layers.Layer):
-    """Convolve images with other kernels at each pixel of the output.
+    """Convolve images with different kernels at each pixel of the output.
 
     The layer computes what `keras.layers.Conv2D` does, if all kernels are equal. It is for images
-    whose parts differ in kind wherever they are: aligned faces, games, sensors that stay in place.
+    whose regions differ in kind and stay in place: aligned faces, games, fixed sensors.
 
     Args:
         filters: the number of kernels at each pixel, and so of channels of the output.
@@ -156,9 +156,9 @@ class LocallyConnected2D(keras.layers.Layer):
         sides = zip(axes, self.kernel_size, self.strides, self.dilation_rate, strict=True)
         for axis, taps, stride, dilation in sides:
             size = inputs.shape[axis]
-            missing = (-(-size // stride) - 1) * stride + (taps - 1) * dilation + 1 - size
-            missing = max(missing, 0)
-            padding[axis] = [missing // 2, missing - missing // 2]
+            margin = (-(-size // stride) - 1) * stride + (taps - 1) * dilation + 1 - size
+            margin = max(margin, 0)
+            padding[axis] = [margin // 2, margin - margin // 2]
         return tf.pad(inputs, padding)
 
     def whole_size(self, rows: int, columns: int) -> tuple[int, int]:
@@ -170,7 +170,7 @@ class LocallyConnected2D(keras.layers.Layer):
         return tf.cast(tf.convert_to_tensor(variable), self.compute_dtype)
 
     def _patches(self, x: tf.Tensor, outputs: Sequence[int]) -> tf.Tensor:
-        """Return what the kernels of each pixel read: `[examples, rows, columns, taps x C]`."""
+        """Return the inputs of each pixel's kernels: `[examples, rows, columns, taps x C]`."""
         views = []
         for tap in range(math.prod(self.kernel_size)):
             index = [slice(None)] * 4

@@ -20,7 +20,7 @@ from keras.src.losses import loss as keras_loss
 
 @dataclasses.dataclass
 class Parts:
-    """Hold what a loss is reduced from.
+    """Hold the parts from which a loss is reduced.
 
     Attributes:
         is_nested: whether another loss calls this one.

@@ -49,7 +49,7 @@ def ending(leave: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def computing(gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a gradient tape tell which rows its gradients are of."""
+    """Let a gradient tape tell the rows of its gradients."""
 
     def compute(self: tf.GradientTape, *args: Any, **options: Any) -> Any:
         gradients = gradient(self, *args, **options)
@@ -92,7 +92,7 @@ def _of_tape(tape: tf.GradientTape) -> Any:
     graph, rows = getattr(tape, "_ringar_rows", (None, None))
     if tf.executing_eagerly():
         return rows if graph is None else None
-    return rows if any(graph is graph_of_loss for graph_of_loss in _graphs()) else None
+    return rows if any(graph is outer for outer in _graphs()) else None
 
 
 def _graph() -> Any:

@@ -1,4 +1,4 @@
-"""Losses that are no mean over rows, made those of the global batch.
+"""Losses that are no mean over rows, computed for the global batch.
 
 Gradients are averaged with the rows of each rank as weights (`ringar.keras.share`). Five kinds of
 losses have another normalizer: a loss of masked values (the values that are left), the reduction
@@ -56,7 +56,7 @@ def of_global_batch(loss: Any, value: Any, parts: Parts, y_true: Any, y_pred: An
     Args:
         loss: a `keras.losses.Loss`.
         value: its value for the batch of this rank.
-        parts: what the value was reduced from.
+        parts: the values, weights and mask that the value was reduced from.
         y_true: the targets.
         y_pred: the predictions.
     """

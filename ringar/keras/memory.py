@@ -41,10 +41,10 @@ class MemoryRow:
         shard: as for `ringar.DistributedOptimizer`; None: every rank has all.
         ranks: the number of ranks.
         weights: the bytes of the model's weights; with "weights" those of slices, and of the two
-            largest layers behind each other while they are gathered.
-        gradients: those of gradients.
-        slots: those of the optimizer's variables.
-        activations: those that a step needs besides; None if no batch was given.
+            largest successive layers while they are gathered.
+        gradients: the bytes of gradients.
+        slots: the bytes of the optimizer's variables.
+        activations: the bytes that a step needs besides; None if no batch was given.
     """
 
     shard: str | None
@@ -134,25 +134,24 @@ def memory_report(
     gradients = sum(map(_bytes, trained))
     of_variables, of_optimizer = _slots_of(optimizer, trained)
     activations = None if batch is None else _activations(model, batch, gradients)
-    held = units.most_gathered(
-        model, _bytes
-    )  # two units behind each other: the second is prefetched
+    # Two successive units: the second is prefetched.
+    gathered = units.most_gathered(model, _bytes)
     rows = []
     for shard in (None, *STAGES):
         for size in ranks:
             cut = size if shard is not None else 1
             slices = [_slice_bytes(v, cut) for v in trained]
-            its_slots = [n * b for n, b in zip(of_variables, slices, strict=True)]
+            slot_bytes = [n * b for n, b in zip(of_variables, slices, strict=True)]
             if offload == "disk" and shard in ("optimizer", "gradients"):
-                its_slots = [max(its_slots, default=0)]
+                slot_bytes = [max(slot_bytes, default=0)]
             sharded = shard == "weights" and size > 1
             rows.append(
                 MemoryRow(
                     shard,
                     size,
-                    weights - gradients + sum(slices) + held if sharded else weights,
+                    weights - gradients + sum(slices) + gathered if sharded else weights,
                     sum(slices) if shard in ("gradients", "weights") else gradients,
-                    of_optimizer + sum(its_slots),
+                    of_optimizer + sum(slot_bytes),
                     activations,
                 )
             )
@@ -171,7 +170,7 @@ def _slice_bytes(variable: Any, ranks: int) -> int:
 def _slots_of(
     optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]
 ) -> tuple[list[int], int]:
-    """Return the number of slots of each variable, and the bytes of the optimizer's others."""
+    """Return the number of slots per variable, and the bytes of the optimizer's other variables."""
     copy = copy_of(optimizer)
     scalars = [
         keras.Variable(0.0, dtype=v.dtype, trainable=True, name=f"stand_in_{i}")
@@ -180,8 +179,8 @@ def _slots_of(
     copy.build(scalars)
     owners = [owner for owner, _ in slots.owners(copy)]
     counts = [sum(owner is scalar for owner in owners) for scalar in scalars]
-    both = zip(copy.variables, owners, strict=True)
-    return counts, sum(_bytes(variable) for variable, owner in both if owner is None)
+    pairs = zip(copy.variables, owners, strict=True)
+    return counts, sum(_bytes(variable) for variable, owner in pairs if owner is None)
 
 
 def _activations(model: keras.Model, batch: Any, gradients: int) -> int:
@@ -202,10 +201,10 @@ def _activations(model: keras.Model, batch: Any, gradients: int) -> int:
         file.write("5")  # forget the greatest resident memory so far
     before = _status("VmRSS")
     traced(inputs)
-    needed = _status("VmHWM") - before - gradients
+    growth = _status("VmHWM") - before - gradients
     for variable, value in before_step:  # moving statistics and seeds
         variable.assign(value)
-    return max(needed, 0)
+    return max(growth, 0)
 
 
 def _status(name: str) -> int:
@@ -225,8 +224,8 @@ def _available() -> int:
                 text = file.read().strip()
             if text.isdigit():
                 limits.append(max(int(text) // ranks - _status("VmRSS"), 0))
-    for limit, used in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+    for limit, field in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY:
-            limits.append(max(soft - _status(used), 0))
+            limits.append(max(soft - _status(field), 0))
     return min(limits)

@@ -1,4 +1,4 @@
-"""The states of a model's metrics: reading, adding over the ranks, and the results that they have.
+"""The states of a model's metrics: reading, adding over the ranks, and their results.
 
 A state is the list of the values of a metric's variables. Metrics have unique names here, the same
 on all ranks; Keras' own names may occur several times in a model with several outputs.
@@ -36,9 +36,9 @@ def metrics_of(model: keras.Model) -> dict[str, Any]:
     """
     metrics: dict[str, Any] = {}
     count: Counter[str] = Counter()
-    for one in model.metrics:
+    for entry in model.metrics:
         # `compile` puts the metrics that it is given into one of Keras' own.
-        for metric in one.metrics if type(one).__name__ == "CompileMetrics" else [one]:
+        for metric in entry.metrics if type(entry).__name__ == "CompileMetrics" else [entry]:
             count[metric.name] += 1
             metrics[f"{metric.name}:{count[metric.name]}"] = metric
     return metrics
@@ -53,7 +53,7 @@ def states_of(model: keras.Model) -> States:
 
 
 def results_of(model: keras.Model, states: States) -> Logs:
-    """Return the results of the metrics of `model` in other states than theirs.
+    """Return the results that the metrics of `model` have in the states that are passed.
 
     Args:
         model: a model whose metrics are built.
@@ -99,19 +99,22 @@ def added(states: States, shapes: Shapes, ranks: ProcessSet) -> States:
     """
     vector = [
         np.ravel(value).astype(np.float64)
-        for name, its in shapes.items()
-        for value in states.get(name) or [np.zeros(shape) for shape in its]
+        for name, state_shapes in shapes.items()
+        for value in states.get(name) or [np.zeros(shape) for shape in state_shapes]
     ]
     flat = np.concatenate([np.zeros(0), *vector])
     if flat.size:
         flat = np.asarray(allreduce(flat, Sum, name="metrics/states", process_set=ranks))
     parts = iter(np.split(flat, np.cumsum([part.size for part in vector])))
-    return {name: [next(parts).reshape(shape) for shape in its] for name, its in shapes.items()}
+    return {
+        name: [next(parts).reshape(shape) for shape in state_shapes]
+        for name, state_shapes in shapes.items()
+    }
 
 
 def refusal_of(metric: Any) -> tuple[str, str] | None:
-    """Return what was expected of a metric's state, and received; None if it can be combined."""
-    # Those of Keras have sums alone, boolean variables not among them.
+    """Return the expected and the received state of a metric; None if it can be combined."""
+    # Keras' own metrics have sums only, and no boolean variables.
     if type(metric).__module__.startswith("keras.") or hasattr(metric, "combine_states"):
         return None
     default = inspect.signature(keras.Variable.__init__).parameters.get("aggregation")

@@ -86,7 +86,7 @@ class Metrics:
             _refuse(map(refusal_of, metrics_of(model).values()), Call("metrics"))
 
     def begin_evaluation(self, model: keras.Model) -> None:
-        """Keep the state of the epoch, which Keras resets, and make this evaluation end combined.
+        """Keep the state of the epoch, which Keras resets, and combine this evaluation's results.
 
         Args:
             model: the compiled model.
@@ -147,7 +147,7 @@ def combine(
 
     Raises:
         MismatchError: on every rank, if ranks have different metrics.
-        UnsupportedError: on every rank, if a state cannot be combined, or does not tell the result.
+        UnsupportedError: on every rank, if a state cannot be combined, or does not give the result.
     """
     ranks = or_all(ranks_with_data(model, process_set))
     report = _report(model, logs, states)
@@ -309,7 +309,7 @@ def _number(key: str, reports: Sequence[_Report], results: Logs) -> Any:
 
 
 def _mean(of_ranks: Sequence[Logs], key: str) -> Any:
-    """Return the mean of a number of no metric over the ranks that have it."""
+    """Return the mean of a number that is no metric's, over the ranks that have it."""
     values = [logs[key] for logs in of_ranks if key in logs]
     if all(_equal(value, values[0]) for value in values):
         return values[0]  # rounding would change it

@@ -1,7 +1,7 @@
 """Weights that no gradient changes, made the same on all ranks at the end of an epoch.
 
-Every rank changes such weights by its own batches. What their values mean decides how those of the
-ranks become one, so that all ranks validate and save the same model.
+Every rank changes such weights by its own batches. The meaning of their values decides how the
+ranks' values become one, so that all ranks validate and save the same model.
 
 Known statistics. A `BatchNormalization` normalizes with the statistics of its rank's batches in
 training and keeps moving averages of them for later. These are combined:
@@ -9,7 +9,7 @@ training and keeps moving averages of them for later. These are combined:
     mean     = average of mean_r
     variance = average of variance_r + (mean_r - mean)^2
 
-This is the law of total variance for ranks with as many examples each: mean and variance of all
+This is the law of total variance for ranks with equally many examples: mean and variance of all
 examples, if `mean_r` and `variance_r` are those of rank r's. A plain mean of the variances would
 leave out how the ranks' means differ, which matters where shares have different distributions.
 The states of a stateful recurrent layer belong to a rank's own rows and stay its own.
@@ -60,11 +60,11 @@ class Combination:
 
     def __init__(self, combine: Combine | None = None) -> None:
         self._rules = Rules(combine)
-        self._begun: dict[int, np.ndarray] = {}  # the values before the epoch, for sums
+        self._bases: dict[int, np.ndarray] = {}  # the values before the epoch, for sums
         self._common: dict[int, int] = {}  # the digests after the steps that all ranks have taken
 
     def begin_epoch(self, model: keras.Model) -> None:
-        """Keep the values to which ranks add up.
+        """Keep the values to which ranks add, for sums.
 
         Raises:
             UnsupportedError: for sums in an elastic job.
@@ -72,7 +72,7 @@ class Combination:
         self._common = {}
         self._rules.require_no_sum_in_elastic_jobs()
         summed = (v for v in _variables(model) if self._rules.of(v) == "sum")
-        self._begun = {id(v): _value(v).astype(np.float64) for v in summed}
+        self._bases = {id(v): _value(v).astype(np.float64) for v in summed}
 
     def look(self, model: keras.Model) -> None:
         """Digest the weights after the last step that all ranks take; later calls do nothing."""
@@ -118,7 +118,7 @@ class Combination:
         moments = _moments(model)
         rules = self._rules_of(model, variables, moments, was_equal)
         require_rules([v for v in variables if id(v) in differs and rules[id(v)] is None])
-        # Of a batch normalization with other rules mean and spread are numbers like others.
+        # With other rules, mean and spread of a batch normalization are ordinary numbers.
         moments = {
             spread: pair
             for spread, pair in moments.items()
@@ -147,7 +147,7 @@ class Combination:
                 mean, power = moments[id(variable)]
                 value = np.maximum(value - values[mean] ** 2, 0.0) ** (1 / power)
             if rules[id(variable)] == "sum":
-                value = self._begun[id(variable)] = value + self._begun[id(variable)]
+                value = self._bases[id(variable)] = value + self._bases[id(variable)]
             _assign(variable, value)
 
     def _rules_of(
@@ -165,7 +165,7 @@ class Combination:
         rules |= {id(v): rule for v in variables if (rule := self._rules.of(v)) is not None}
         # A sum needs the value before the epoch, which an evaluation alone does not have.
         return {
-            id(v): None if rules[id(v)] == "sum" and id(v) not in self._begun else rules[id(v)]
+            id(v): None if rules[id(v)] == "sum" and id(v) not in self._bases else rules[id(v)]
             for v in variables
         }
 
@@ -177,9 +177,9 @@ class Combination:
         ranks: ProcessSet,
         furthest: int,
     ) -> np.ndarray:
-        """Return what this rank adds to the common value."""
+        """Return the part of this rank in the common value."""
         if rule == "sum":
-            value = value - self._begun[id(variable)]
+            value = value - self._bases[id(variable)]
         elif rule == "mean":
             value = value / ranks.size()
         elif rule == "concatenate" and value.ndim > 0:
@@ -197,9 +197,9 @@ class Combination:
         """Return the ids of the weights that differ, and of those that were equal before."""
         now = {key: digest([value]) for key, value in values.items()}
         before = [self._common.get(key, now[key]) for key in now]
-        begun = [digest([self._begun[key]]) for key in now if key in self._begun]
+        bases = [digest([self._bases[key]]) for key in now if key in self._bases]
         rules = digest([np.frombuffer(repr(self._rules).encode(), np.uint8)])
-        row = np.asarray([[*now.values(), *before, *begun, rules]], np.int64)
+        row = np.asarray([[*now.values(), *before, *bases, rules]], np.int64)
         everyone = np.asarray(allgather(row, name=CALL.name, process_set=process_set))
         is_equal = (everyone == everyone[0]).all(axis=0)
         if not is_equal[2 * len(now) :].all():
@@ -223,7 +223,7 @@ def combine(model: keras.Model, process_set: ProcessSet | None = None) -> None:
         process_set: the ranks that train together; by default all.
 
     Raises:
-        MismatchError: on every rank, if weights differ that are no known statistics.
+        MismatchError: on every rank, if weights other than known statistics differ.
     """
     Combination().combine(model, process_set)
 

@@ -80,18 +80,17 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
         shard: "optimizer" or "gradients": each rank keeps the optimizer's slots for its slice of
             every variable only, and gets that slice of the reduced gradients (ZeRO,
             docs/sharded.md). "weights": it keeps its slice of the weights only, too, and gathers
-            those of a layer while it is called; all ranks then evaluate together. `model.save` and
-            `save_weights` then are for all ranks to call, and the first one writes; files hold
-            whole slots and weights. On a grid, a variable that is cut over the parts is sliced
-            among the ranks that have the same part; not with "weights".
+            those of a layer while it is called; all ranks then evaluate together. With `shard` all
+            ranks call `model.save` and `save_weights`, and the first one writes; files hold whole
+            slots and weights. On a grid, a variable that is cut over the parts is sliced among the
+            ranks that have the same part; not with "weights".
         shard_ranks: "host", with `shard`: slices are those of the ranks of one host, and other
             hosts hold the same. Then the slots take more memory, and only slices of gradients
             travel between hosts. Collective: all ranks of the job call it, each for its own
             `process_set`; all hosts have equally many ranks of a set.
         offload: with `shard`, where a rank's slots are. "memory": in the memory of the host, while
-            the model is on a GPU. "disk": in a file, from which a step reads the slots of one
-            variable after the other. Not in steps that XLA compiles for another device, and not
-            with "weights".
+            the model is on a GPU. "disk": in a file, from which a step reads the slots variable by
+            variable. Not in steps that XLA compiles for another device, and not with "weights".
         offload_folder: the folder of that file, on a disk; by default RINGAR_OFFLOAD_FOLDER, or
             that of temporary files. The file has no name, and vanishes with the process.
 
@@ -115,7 +114,7 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
         sparse_as_dense,
     )
     if shard is not None:
-        slots_elsewhere = offloads.made(offload, offload_folder)
+        slots_elsewhere = offloads.offload_of(offload, offload_folder)
         return _sharded(optimizer, shard, reduction, grid, shard_ranks, slots_elsewhere)
     arguments = {"shard_ranks": shard_ranks, "offload": offload, "offload_folder": offload_folder}
     for name, value in arguments.items():
@@ -163,7 +162,7 @@ def distribute(
     Args:
         optimizer: an optimizer of Keras that is not distributed, or the name of one.
         exchange: what its ranks exchange.
-        function: what the user has called, for errors.
+        function: the function that the user has called, for errors.
     """
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(

@@ -1,6 +1,6 @@
 """Copies of optimizers, with the settings that Keras leaves out of `get_config`.
 
-Shards, outer optimizers, stages and synthesizers have optimizers of the user's settings,
+Shards, outer optimizers, stages and synthesizers have optimizers with the user's settings and
 without state. `from_config(get_config())` loses exclusions from weight decay, attributes that a
 subclass sets beside its config, and schedules of the user's class that have no config.
 """
@@ -67,7 +67,7 @@ def decay_as(
     """Let a built optimizer decay the weights of each variable as it would those of its original.
 
     Args:
-        optimizer: what trains `variables`.
+        optimizer: the optimizer that trains `variables`.
         variables: copies, or parts, of `originals`.
         originals: the variables of the model, to which exclusions refer by name or identity.
     """
@@ -84,7 +84,7 @@ def decay_as(
 
 
 def decays_weight(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
-    """Return whether an optimizer decays a variable, which Keras asks for its TensorFlow one."""
+    """Return whether an optimizer decays a variable; Keras asks it with TensorFlow's variable."""
     return bool(optimizer._use_weight_decay(getattr(variable, "value", variable)))
 
 
@@ -155,7 +155,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(part) for key, part in value.items()}
     for container in (list, tuple, set, frozenset):
         if isinstance(value, container):
             return container(map(_plain, value))

@@ -111,13 +111,11 @@ def predict(
         root = None
     else:  # on a grid, ranks with another part than the root's collect theirs at the first of them
         root = ranks.ranks.index(root_rank) if root_rank in ranks.ranks else 0
-    outputs_here = (
-        tf.nest.flatten(outputs) if outputs is not None else [None] * len(filled[0].kinds)
-    )
+    leaves = tf.nest.flatten(outputs) if outputs is not None else [None] * len(filled[0].kinds)
     kinds = zip(*(share.kinds for share in filled), strict=True)
     arrays = [
         _collect(array, set(of_ranks), order, ranks, root)
-        for array, of_ranks in zip(outputs_here, kinds, strict=True)
+        for array, of_ranks in zip(leaves, kinds, strict=True)
     ]
     if root_rank not in (None, place.rank()):
         return None
@@ -206,8 +204,8 @@ def _rows_of(data: Any) -> int:
 
 def _block(length: int, part: Callable[[slice], Any]) -> Callable[[int, int], Any]:
     def share(rank: int, size: int) -> Any:
-        rows_here = slice(length * rank // size, length * (rank + 1) // size)
-        return part(rows_here) if rows_here.start < rows_here.stop else None
+        block = slice(length * rank // size, length * (rank + 1) // size)
+        return part(block) if block.start < block.stop else None
 
     return share
 
@@ -215,19 +213,19 @@ def _block(length: int, part: Callable[[slice], Any]) -> Callable[[int, int], An
 class _Part(keras.utils.PyDataset):
     """Hold some batches of a `keras.utils.PyDataset`."""
 
-    def __init__(self, whole: keras.utils.PyDataset, own: slice) -> None:
+    def __init__(self, source: keras.utils.PyDataset, block: slice) -> None:
         super().__init__(
-            workers=whole.workers,
-            use_multiprocessing=whole.use_multiprocessing,
-            max_queue_size=whole.max_queue_size,
+            workers=source.workers,
+            use_multiprocessing=source.use_multiprocessing,
+            max_queue_size=source.max_queue_size,
         )
-        self._whole, self._own = whole, range(own.start, own.stop)
+        self._source, self._numbers = source, range(block.start, block.stop)
 
     def __len__(self) -> int:
-        return len(self._own)
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> Any:
-        return self._whole[self._own[index]]
+        return self._source[self._numbers[index]]
 
 
 def _check_lengths(lengths: Sequence[int], ranks: ProcessSet) -> None:

@@ -56,7 +56,7 @@ def _to_ragged(part: Rows, depth: int) -> tf.RaggedTensor:
     """Return `part` with the axes up to `depth` ragged."""
     if isinstance(part, np.ndarray):
         return tf.RaggedTensor.from_tensor(part, ragged_rank=depth)
-    missing = depth - part.ragged_rank
-    if missing <= 0:
+    levels = depth - part.ragged_rank
+    if levels <= 0:
         return part
-    return part.with_flat_values(_to_ragged(part.flat_values.numpy(), missing))
+    return part.with_flat_values(_to_ragged(part.flat_values.numpy(), levels))

@@ -20,7 +20,7 @@ class Redraw:
 
     From `begin` to `end` Keras' loop runs as always, and callbacks must not be called. The model
     does not evaluate, and trains on one batch only: the first step makes what Keras makes late, the
-    variables of metrics and of further optimizers. So all state is to be restored at the end.
+    variables of metrics and of further optimizers. So all state must be restored at the end.
 
     Args:
         model: the model in `fit`.

@@ -13,8 +13,8 @@ gathered by `ringar.keras.variable_slices`. The sums are those of an allreduce, 
 and the optimizers that are accepted treat each element by itself, so that training is that of
 unsharded data parallelism.
 
-A rank that has no data left still has the only slots of its slices. It repeats the whole step of
-the optimizer, with gradients of zero, in place of the reduction alone.
+A rank that has no data left still holds the only slots of its slices. So it repeats not only the
+reduction, but the whole step of the optimizer, with gradients of zero.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from ringar.collectives import (
     Average,
     Max,
     Sum,
-    allreduce,
     grouped_allreduce,
     grouped_reducescatter,
     shares,
@@ -41,7 +40,7 @@ from ringar.collectives.compression import Compression
 from ringar.job.process_sets import or_all
 from ringar.keras import buckets, share
 from ringar.keras.exchange import Reducer, Variables
-from ringar.keras.reduction import Reduction, tensor_like
+from ringar.keras.reduction import Reduction, spread_overflow, tensor_like
 from ringar.keras.variable_slices import VariableSlices
 from ringar.sharding.variable_slice import VariableSlice
 
@@ -54,7 +53,7 @@ class ReduceScatter(Reducer):
     """Reduce-scatter gradients: each rank gets its slices of them.
 
     Args:
-        stage: what is cut into slices.
+        stage: which variables are cut into slices.
         reduction: how gradients are reduced.
         slices: this rank's slices of variables.
     """
@@ -102,7 +101,7 @@ class ReduceScatter(Reducer):
         self._start = answer
         reduced = self._scattered(dense, self._slices.parts(variables), answer[0])
         if loss_scale is not None:
-            self._spread_overflow(reduced)
+            spread_overflow(reduced, range(len(reduced)), self.process_set)
         return reduced
 
     def _tell(self, gradients: list[Any], variables: Sequence[Any]) -> tf.Tensor:
@@ -110,7 +109,7 @@ class ReduceScatter(Reducer):
         holder = self._holder
 
         def repeat(zeros: Sequence[Any]) -> tf.Tensor:
-            answer = self._ask(self._reduction.control(share.rows(), variables, begins))
+            answer = self._ask(self._reduction.control(share.rows(), variables, begins_step))
 
             def step() -> None:
                 self._answer = answer
@@ -123,13 +122,13 @@ class ReduceScatter(Reducer):
             act_if(answer[1] < float(or_all(self.process_set).size()), step)
             return answer[1]
 
-        begins = share.record(repeat, gradients, variables)
-        return self._ask(self._reduction.control(share.rows(), variables, begins))
+        begins_step = share.record(repeat, gradients, variables)
+        return self._ask(self._reduction.control(share.rows(), variables, begins_step))
 
-    def _ask(self, control: Control, what: str = "gradients") -> tf.Tensor:
+    def _ask(self, control: Control, label: str = "gradients") -> tf.Tensor:
         return shares.allreduce(
             [], control, self.op, compression=Compression.none, algorithm=None,
-            prescale_factor=1.0, postscale_factor=1.0, name=f'{what}/shard="{self._stage}"',
+            prescale_factor=1.0, postscale_factor=1.0, name=f'{label}/shard="{self._stage}"',
             process_set=self.process_set,
         )[1]  # fmt: skip
 
@@ -153,17 +152,17 @@ class ReduceScatter(Reducer):
         last = self._reduction.postscale_factor
         if self.op is Sum:
             last /= ranks.repeats
-        alone = ranks.replicas is None
+        is_only_copy = ranks.replicas is None
         slices = grouped_reducescatter(
             tensors,
             self.op,
             compression=self._reduction.of_dense,
             prescale_factor=self._reduction.prescale_factor,
-            postscale_factor=last if alone else 1.0,
+            postscale_factor=last if is_only_copy else 1.0,
             name=name,
             process_set=ranks.among,
         )
-        if alone:
+        if is_only_copy:
             return list(slices)
         return grouped_allreduce(
             slices,
@@ -211,24 +210,10 @@ class ReduceScatter(Reducer):
             result.set_shape(tensor.shape)
         return list(weighted)
 
-    def _spread_overflow(self, reduced: list[Any]) -> None:
-        """Make all ranks skip the step if one gradient of one rank overflowed."""
-        present = [i for i, gradient in enumerate(reduced) if gradient is not None]
-        finite = [tf.reduce_all(tf.math.is_finite(reduced[i])) for i in present]
-        any_bad = allreduce(
-            tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.float32),
-            Max,
-            name="gradients/overflow",
-            process_set=self.process_set,
-        )
-        nan_if_bad = tf.where(any_bad > 0, float("nan"), 0.0)
-        first = reduced[present[0]]
-        reduced[present[0]] = first + tf.cast(nan_if_bad, first.dtype)
-
     def behind_start(self) -> AbstractContextManager[Any]:
         """Return a context whose ops, such as the count of steps, need this step's batch."""
-        known = self._start is not None and not tf.executing_eagerly()
-        return tf.control_dependencies([self._start]) if known else nullcontext()
+        has_start = self._start is not None and not tf.executing_eagerly()
+        return tf.control_dependencies([self._start]) if has_start else nullcontext()
 
 
 def _is_of(part: Any, ranks: SliceRanks) -> bool:

@@ -8,9 +8,9 @@ are reduced as factors (`ringar.keras.low_rank`): all P together, then all Q tog
 
 Each rank counts with its share of the rows of the global batch (`ringar.keras.share`): a control
 vector travels in front of each bucket (`ringar.collectives.shares`). The answer to the first one
-tells the weight of this rank, by which sparse gradients are multiplied before they are gathered,
-and those that PowerSGD compresses before its errors are added.
-With `op=ringar.Sum` gradients are added as they are.
+tells the weight of this rank. Sparse gradients are multiplied by it before they are gathered, those
+that PowerSGD compresses before its errors are added. With `op=ringar.Sum` gradients are added as
+they are.
 
 The name of a bucket lists the indices of its variables. If a gradient is None on one rank only, the
 names differ, and all ranks get an error instead of a sum of gradients of different variables.
@@ -19,13 +19,13 @@ names differ, and all ranks get an error instead of a sum of gradients of differ
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ringar.collectives import Average, Max, Sum, grouped_allreduce, shares
+from ringar.collectives import Average, Max, Sum, allreduce, grouped_allreduce, shares
 from ringar.collectives.call import checked_algorithm
 from ringar.collectives.compression import Compression, has_state
 from ringar.collectives.shares import NO_SHARES, Control
@@ -48,7 +48,7 @@ class Reduction(Reducer):
     """Reduce gradients over the ranks; `DistributedOptimizer` documents the fields.
 
     Attributes:
-        what: what is reduced, in the names of collectives.
+        label: the name of the values that are reduced, in the names of collectives.
     """
 
     op: ReduceOp
@@ -59,7 +59,7 @@ class Reduction(Reducer):
     prescale_factor: float
     postscale_factor: float
     sparse_as_dense: bool
-    what: str = "gradients"
+    label: str = "gradients"
     low_rank: LowRank | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Reduction(Reducer):
 
     @property
     def is_identity(self) -> bool:
-        """Whether the reduction does not change sums: on one rank for ever, without factors."""
+        """Whether the reduction changes no sums: there is one rank for good, and no factor."""
         return self.is_alone and self.prescale_factor == 1.0 and self.postscale_factor == 1.0
 
     @property
@@ -105,9 +105,9 @@ class Reduction(Reducer):
         """Return a reduction with these settings, and without the state of this one."""
         return replace(self)
 
-    def plain(self, what: str) -> Reduction:
+    def plain(self, label: str) -> Reduction:
         """Return a reduction of other values over the same ranks, which compresses nothing."""
-        return replace(self, compression=Compression.none, what=what)
+        return replace(self, compression=Compression.none, label=label)
 
     # AutoGraph has nothing to convert here, and conversion slows down tracing.
     @tf.autograph.experimental.do_not_convert
@@ -158,11 +158,7 @@ class Reduction(Reducer):
         reduced = list(gradients)
         self._refuse_parts(variables or ())
         control = control or self._control(reduced, variables, loss_scale)
-        overwritten = {
-            index
-            for index, variable in enumerate(variables or ())
-            if getattr(variable, "overwrite_with_gradient", False)
-        }
+        overwritten = {i for i, v in enumerate(variables or ()) if is_overwritten(v)}
         dense: list[Any] = [None] * len(reduced)
         maxima: list[Any] = [None] * len(reduced)
         slices: list[int] = []
@@ -177,7 +173,7 @@ class Reduction(Reducer):
         if overwritten:  # values, not sums: neither compressed nor scaled
             self._reduce_maxima(reduced, maxima)
         for index in reversed(slices):
-            name = f"{self.what}/sparse_{index}"
+            name = f"{self.label}/sparse_{index}"
             weighted = _weighted(reduced[index], weight)
             reduced[index] = sparse.reduced(weighted, name, self.process_set, self._factors())
         if not factored:
@@ -219,7 +215,7 @@ class Reduction(Reducer):
         variables: Sequence[Any] | None,
         loss_scale: tf.Tensor | None,
     ) -> SaveState:
-        """Put the reduced gradients of `factored` into `reduced`, and return what saves the state.
+        """Put the reduced gradients of `factored` into `reduced`; return the saver of the state.
 
         The gradients are multiplied by the weight of this rank already: errors of earlier steps,
         which had their own weights, are added to them.
@@ -236,7 +232,7 @@ class Reduction(Reducer):
         def exchange(factor: str, options: dict[str, Any]) -> Combine:
             return lambda tensors: grouped_allreduce(
                 tensors,
-                name=f"{self.what}/powersgd_{factor}:{label}",
+                name=f"{self.label}/powersgd_{factor}:{label}",
                 process_set=self.process_set,
                 **options,
             )
@@ -258,7 +254,7 @@ class Reduction(Reducer):
         variables: Sequence[Any] | None,
         loss_scale: tf.Tensor | None,
     ) -> Control:
-        """Record this reduction, and return what this rank tells the others with it."""
+        """Record this reduction, and return the message of this rank to the others with it."""
 
         def repeat(zeros: Sequence[Any]) -> tf.Tensor:
             self(zeros, variables, None if loss_scale is None else tf.ones([]))
@@ -274,30 +270,30 @@ class Reduction(Reducer):
         return self.control(share.rows(), variables or gradients, begins_step)
 
     def control(self, rows: Any, like: Sequence[Any], begins_step: bool) -> Control:
-        """Return what this rank tells the others: the rows it counts with, and what it reduces."""
+        """Return the message of this rank to the others: its rows, and a key of its reduction."""
         key = NO_SHARES
         if self.op is Average:
             # Shapes, since Keras numbers names by what a rank has made before.
-            shapes = [self.what, *(str(tensor.shape) for tensor in like if tensor is not None)]
+            shapes = [self.label, *(str(tensor.shape) for tensor in like if tensor is not None)]
             key = 1 + zlib.crc32(",".join(shapes).encode()) % (2**31 - 2)
         return Control(rows, share.idle() is not None, begins_step, key)
 
     def _reduce_dense(
         self, reduced: list[Any], tensors: list[Any], control: Control
     ) -> tf.Tensor | None:
-        """Reduce in buckets; return the weight of this rank, if anybody may ask for it."""
+        """Reduce in buckets; return the weight of this rank, or None for sums."""
         answer = None
         plan = self.plan(tensors)
         # Without a dense gradient, the control vector travels alone.
         for number, bucket in enumerate(plan or [buckets.Bucket((), "float32", 0)]):
-            results, heard = shares.allreduce(
+            results, reply = shares.allreduce(
                 [tensors[index] for index in bucket.indices],
                 control if number == 0 else replace(control, begins_step=False),
-                name=f"{self.what}/bucket_{number}:{bucket.label}",
+                name=f"{self.label}/bucket_{number}:{bucket.label}",
                 process_set=self.process_set,
                 **self._options(),
             )
-            answer = heard if answer is None else answer
+            answer = reply if answer is None else answer
             for index, result in zip(bucket.indices, results, strict=True):
                 reduced[index] = result
         share.leave_answer(answer)
@@ -321,10 +317,10 @@ class Reduction(Reducer):
 
     @property
     def of_dense(self) -> Any:
-        """How gradients travel that are not sent as factors."""
+        """The compression of gradients that are not sent as factors."""
         if self.low_rank is not None:
             return Compression.none
-        if self.what != "gradients":
+        if self.label != "gradients":
             return self.compression
         return tuned.current().compression_over(self.compression)
 
@@ -356,6 +352,11 @@ def _weighted(gradient: Any, weight: tf.Tensor | None) -> Any:
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
+def is_overwritten(variable: Any) -> bool:
+    """Return whether Keras writes gradients over a variable."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
 def tensor_like(variable: Any | None, gradient: Any) -> tf.Tensor:
     """Return a gradient as a tensor of its variable's static shape, which XLA may have lost."""
     tensor = gradient if isinstance(gradient, tf.Tensor) else tf.convert_to_tensor(gradient)
@@ -369,3 +370,21 @@ def all_finite(reduced: Sequence[Any]) -> tf.Tensor:
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in reduced if g is not None]
     floats = [value for value in values if value.dtype.is_floating]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])
+
+
+def spread_overflow(
+    reduced: list[Any], indices: Iterable[int], process_set: ProcessSet | None
+) -> None:
+    """Make all ranks skip the step if a gradient at `indices` overflowed on one of them."""
+    present = [i for i in indices if reduced[i] is not None]
+    if not present:
+        return
+    gradients = [tf.convert_to_tensor(reduced[i]) for i in present]
+    has_overflow = allreduce(
+        tf.cast(tf.logical_not(all_finite(gradients)), tf.float32),
+        Max,
+        name="gradients/overflow",
+        process_set=process_set,
+    )
+    poison = tf.where(has_overflow > 0, float("nan"), 0.0)
+    reduced[present[0]] = gradients[0] + tf.cast(poison, gradients[0].dtype)

@@ -21,7 +21,7 @@ from ringar.keras.whole_file import SavedWhole
 from ringar.keras.zero.slot_files import on_first_rank_of
 
 _log = log.logger(__name__)
-_SAME = 1.0  # seconds within which a signal that comes again is the same one
+_SAME = 1.0  # seconds within which a repeated signal counts as one
 
 
 class SaveOnSignal(keras_2.Callback):
@@ -59,7 +59,7 @@ class SaveOnSignal(keras_2.Callback):
         self.path = None if path is None else os.fspath(path)
         self.signals = tuple(signals)
         self.every = every
-        self._received = self._asked = 0
+        self._received = self._calls = 0
         self._received_at = 0.0
         self._before: dict[int, Any] = {}
         self._backup: Backup | None = None
@@ -81,8 +81,10 @@ class SaveOnSignal(keras_2.Callback):
                 f"{where} a path, or keras.callbacks.BackupAndRestore in the list, received neither"
             )
         if threading.current_thread() is not threading.main_thread():
-            raise ValueError(f"{where} `fit` in the main thread, which alone receives signals")
-        self._received = self._asked = 0
+            raise ValueError(
+                f"{where} `fit` in the main thread, which alone receives signals, received another"
+            )
+        self._received = self._calls = 0
         self._before = {number: signal.signal(number, self._note) for number in self.signals}
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
@@ -96,22 +98,21 @@ class SaveOnSignal(keras_2.Callback):
             save: whether there is something new to save.
             now: exchange now, and not only in every `every`-th call.
         """
-        self._asked += 1
-        if not now and self._asked % self.every:
+        self._calls += 1
+        if not now and self._calls % self.every:
             return
         number = self._received
         if or_all(self._process_set).size() > 1:
-            signal_here = np.array([number], np.int32)
-            number = int(
-                allreduce(signal_here, op=Max, name="signal", process_set=self._process_set)[0]
-            )
+            numbers = np.array([number], np.int32)
+            maximum = allreduce(numbers, op=Max, name="signal", process_set=self._process_set)
+            number = int(maximum[0])
         if not number:
             return
         if save and self._backup is not None:
             self._backup.save()
         if save and self.path is not None:
-            what = f"to write {self.path!r}"
-            on_first_rank_of(self.model, self._save, "SaveOnSignal", what, self._process_set)
+            deed = f"to write {self.path!r}"
+            on_first_rank_of(self.model, self._save, "SaveOnSignal", deed, self._process_set)
         self._let_go()
         if or_all(self._process_set).rank() == 0:
             _log.warning(

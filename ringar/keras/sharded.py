@@ -1,4 +1,4 @@
-"""The combinations with `shard`: what is cut into slices, and which optimizers can train them."""
+"""The stages of `shard`: which variables are cut into slices, which optimizers can train them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ringar.sharding.slice_ranks import ShardRanks
 
 Stage = Literal["optimizer", "gradients", "weights"]
-"""What is cut into slices."""
+"""The variables that are cut into slices."""
 
 STAGES = ("optimizer", "gradients", "weights")
 _REFUSED = (*NOT_ELEMENTWISE, "MultiOptimizer")
@@ -35,10 +35,10 @@ def sharding(
     """Return the exchange of ranks that train slices.
 
     Args:
-        stage: what is cut into slices.
+        stage: which variables are cut into slices.
         reduction: how gradients are reduced.
         slicing: the ranks among which each variable is cut.
-        offload: what makes the slots; None: Keras, beside the variables.
+        offload: makes the slots; None: Keras makes them, beside the variables.
     """
     if stage == "weights":
         weights = WeightSlices(reduction, slicing)

@@ -29,8 +29,8 @@ from ringar.job.process_sets import or_all
 from ringar.keras import share
 from ringar.keras.exchange import Variables
 from ringar.keras.reduce_scatter import ReduceScatter
-from ringar.keras.reduction import tensor_like
-from ringar.keras.variable_slices import VariableSlices, is_overwritten
+from ringar.keras.reduction import is_overwritten, spread_overflow, tensor_like
+from ringar.keras.variable_slices import VariableSlices
 from ringar.keras.zero import gathering, passes, units
 from ringar.keras.zero.passes import Plan
 from ringar.keras.zero.weight_slice import WeightSlice, is_of_keras, is_sharded, slice_of
@@ -42,7 +42,7 @@ class WeightSlices(VariableSlices):
     """Let the optimizer train the slices of weights that this rank keeps.
 
     Attributes:
-        trainer: what reduces the gradients of the slices.
+        trainer: reduces the gradients of the slices.
     """
 
     trainer: LayerReduceScatter
@@ -50,7 +50,7 @@ class WeightSlices(VariableSlices):
     def prepare(
         self, optimizer: keras.optimizers.Optimizer, model: keras.Model, inputs: Any
     ) -> None:
-        """Make the weights, if the first batch does, and shard them before a step reads them."""
+        """Make the weights that the first batch would make, and shard all before a step."""
         with tf.init_scope():
             if not all(layer.built for layer in model._flatten_layers()):
                 model(tf.nest.map_structure(_symbol, inputs), training=True)
@@ -88,18 +88,18 @@ class WeightSlices(VariableSlices):
 
     def constrain(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
         """Constrain whole variables, as Keras does after a step: gather them for a moment."""
-        both = [(g, v) for g, v in zip(gradients, variables or (), strict=False) if g is not None]
-        bound = [v for _, v in both if is_sharded(v) and v.constraint is not None]
+        pairs = [(g, v) for g, v in zip(gradients, variables or (), strict=False) if g is not None]
+        bound = [v for _, v in pairs if is_sharded(v) and v.constraint is not None]
         for variable in bound:
             part = slice_of(variable)
-            # TensorFlow drops the order of this collective and the last reduction without that.
-            branches.note([g for g, _ in both])
+            # Otherwise TensorFlow would not keep this collective behind the last reduction.
+            branches.note([g for g, _ in pairs])
             with branches.behind():
-                (whole,) = gathering.gathered(
+                (weight,) = gathering.gathered(
                     [part], [part.storage.dtype], "weights/constraint", self.trainer.process_set
                 )
-            variable.assign(variable.constraint(whole))
-            branches.note([whole])
+            variable.assign(variable.constraint(weight))
+            branches.note([weight])
 
 
 class LayerReduceScatter(ReduceScatter):
@@ -109,7 +109,7 @@ class LayerReduceScatter(ReduceScatter):
     def __call__(
         self, gradients: Sequence[Any], variables: Variables = None, loss_scale: Any = None
     ) -> list[Any]:
-        """Return this rank's slices of gradients, which are reduced, and reduce the others.
+        """Return this rank's slices of gradients, which are reduced, and reduce other gradients.
 
         Raises:
             ValueError: a gradient is not one of a sharded weight.
@@ -122,19 +122,19 @@ class LayerReduceScatter(ReduceScatter):
         if self._answer is None:
             self._start = passes.end_pass(self, variables)
         reduced = list(gradients)
-        whole = [i for i, v in enumerate(variables or ()) if reduced[i] is not None]
-        whole = [i for i in whole if not is_sharded(variables[i])]  # type: ignore[index]
-        if whole:
+        overwritten = [i for i, v in enumerate(variables or ()) if reduced[i] is not None]
+        overwritten = [i for i in overwritten if not is_sharded(variables[i])]  # type: ignore[index]
+        if overwritten:
             maxima = grouped_allreduce(
-                [tensor_like(variables[i], reduced[i]) for i in whole],  # type: ignore[index]
+                [tensor_like(variables[i], reduced[i]) for i in overwritten],  # type: ignore[index]
                 op=Max,
                 name="overwrites",
                 process_set=self.process_set,
             )
-            for i, maximum in zip(whole, maxima, strict=True):
+            for i, maximum in zip(overwritten, maxima, strict=True):
                 reduced[i] = maximum
         if loss_scale is not None:
-            self._spread_overflow(reduced)
+            spread_overflow(reduced, range(len(reduced)), self.process_set)
         return reduced
 
     def _check(self, gradient: Any, variable: Any) -> None:
@@ -157,16 +157,16 @@ class LayerReduceScatter(ReduceScatter):
         wholes = [part.whole for part in self._slices]
 
         def repeat(_: Sequence[Any]) -> tf.Tensor:
-            answer = self._ask(self._reduction.control(WHOLE, (), begins))
+            answer = self._ask(self._reduction.control(WHOLE, (), begins_step))
             # Where all ranks are idle, there is no step.
             is_step = answer[1] < float(or_all(self.process_set).size())
             branches.act_if(is_step, lambda: self._repeat(plan, answer))
             return answer[1]
 
-        begins = share.record(repeat, [None] * len(wholes), wholes)
+        begins_step = share.record(repeat, [None] * len(wholes), wholes)
         step = share.current()
         plan.record = share.record_of(wholes[0]) if step is None else step.records[-1]
-        return self._ask(self._reduction.control(WHOLE, (), begins))
+        return self._ask(self._reduction.control(WHOLE, (), begins_step))
 
     def _repeat(self, plan: Plan, answer: tf.Tensor) -> None:
         gradients = plan.repeat()

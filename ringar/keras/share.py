@@ -65,7 +65,7 @@ class Record:
 
 
 class Step:
-    """Hold what is known of the training step that is traced or runs.
+    """Hold the facts about the training step that is traced or runs.
 
     Attributes:
         model: the model, while the step is traced or runs.
@@ -220,7 +220,7 @@ def _stepping(model: Any, data: Any) -> Iterator[None]:
     finally:
         _step.reset(token)
     step.model = step.batch = None  # the keys of `_steps` are weak; a tensor of the graph
-    # An eager step that only adds up gradients leaves a rank without data the one before.
+    # An eager step that only adds up gradients is not the one that an idle rank repeats.
     before = _steps.get(model)
     if step.is_marked or before is None or before.exchange is not step.exchange:
         _steps[model] = step
@@ -245,19 +245,19 @@ def _batches(model: Any) -> accumulation.Batches:
 
 
 def batches_of(model: Any) -> accumulation.Batches | None:
-    """Return the batches that steps which add up gradients have noted; None: there are none."""
+    """Return the notes of steps that add up gradients on their batches; None: no such step."""
     return getattr(model, "_ringar_batches", None)
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
     """Return the optimizers of `model` and of its parts, that of `compile` first."""
     models = [part for part in model._flatten_layers() if isinstance(part, keras.Model)]
-    found: dict[int, Any] = {}
+    optimizers: dict[int, Any] = {}
     for part in [model, *models]:
         values = [getattr(part, "optimizer", None), *vars(part).values()]
-        found |= {id(x): x for x in optimizers_within(values)}
-    inner = {id(inner_optimizer(x)) for x in found.values() if inner_optimizer(x) is not x}
-    return [x for key, x in found.items() if key not in inner]
+        optimizers |= {id(x): x for x in optimizers_within(values)}
+    inner = {id(inner_optimizer(x)) for x in optimizers.values() if inner_optimizer(x) is not x}
+    return [x for key, x in optimizers.items() if key not in inner]
 
 
 def exchanges_of(model: keras.Model) -> list[Exchange]:
@@ -285,18 +285,18 @@ def record(
     if (repeated := _idle.get()) is not None:
         return repeated.begins_step
     step = _step.get()
-    begins = step is not None and not step.is_marked
+    begins_step = step is not None and not step.is_marked
     compiled = is_compiling()
     like = [
         _describe(g, v, compiled)
         for g, v in zip(gradients, variables or [None] * len(gradients), strict=True)
     ]
-    known = rows()
+    row_count = rows()
     done = Record(
         lambda: reduce([None if make is None else make() for make in like]),
         compiled,
-        isinstance(known, tf.Tensor) or known != WHOLE,
-        begins,
+        isinstance(row_count, tf.Tensor) or row_count != WHOLE,
+        begins_step,
     )
     if step is not None:
         step.is_marked = True
@@ -304,7 +304,7 @@ def record(
         step.records.append(done)
     elif variables:
         variables[0]._ringar_record = done
-    return begins
+    return begins_step
 
 
 def _describe(gradient: Any, variable: Any, compiled: bool) -> Callable[[], Any] | None:

@@ -38,7 +38,7 @@ def reduced(
     """Reduce slices over the ranks by gathering, and add those of equal rows.
 
     Args:
-        slices: this rank's gradient, which `is_better_dense` does not name.
+        slices: this rank's gradient, for which `is_better_dense` is false.
         name: the name of the collectives.
         process_set: the ranks that take part.
         options: the op, the compression and the factors, as for `ringar.allreduce`.

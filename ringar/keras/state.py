@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from ringar.job.process_sets import ProcessSet
 
 
+def listing(names: Sequence[str], separator: str = ", ") -> str:
+    """Return the first five names, and how many more there are."""
+    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return separator.join(names[:5]) + rest
+
+
 @dataclass(frozen=True)
 class State:
     """Hold variables, `keras.Variable` or `tf.Variable`, with how each of them is cut."""
@@ -36,11 +42,10 @@ class State:
     @classmethod
     def of_optimizer(cls, optimizer: keras.optimizers.Optimizer) -> State:
         """Return the state of an optimizer as far as it is built."""
-        every = zip(optimizer.variables, slots.cuts(optimizer), strict=True)
-        pairs = zip(every, slots.slices(optimizer), strict=True)
-        common = [
-            pair for pair, slot_slice in pairs if slot_slice is None
-        ]  # no other rank has slots of a slice
+        entries = zip(optimizer.variables, slots.cuts(optimizer), strict=True)
+        pairs = zip(entries, slots.slices(optimizer), strict=True)
+        # No other rank has the slots of a slice.
+        common = [pair for pair, slot_slice in pairs if slot_slice is None]
         return cls([variable for variable, _ in common], [cut for _, cut in common])
 
     @classmethod
@@ -53,21 +58,19 @@ class State:
         return state
 
     def __add__(self, other: State) -> State:
-        """Return both."""
+        """Return the variables of both states."""
         return State(self.variables + other.variables, self.cuts + other.cuts)
 
     def without(self, is_left_out: Callable[[Any], bool]) -> State:
-        """Return the others."""
-        both = zip(self.variables, self.cuts, strict=True)
-        rest = [pair for pair in both if not is_left_out(pair[0])]
+        """Return the state of the other variables."""
+        pairs = zip(self.variables, self.cuts, strict=True)
+        rest = [pair for pair in pairs if not is_left_out(pair[0])]
         return State([variable for variable, _ in rest], [cut for _, cut in rest])
 
     @property
     def names(self) -> str:
         """The first five names, and how many more there are."""
-        names = [getattr(variable, "path", variable.name) for variable in self.variables]
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        return ", ".join(names[:5]) + more
+        return listing([getattr(variable, "path", variable.name) for variable in self.variables])
 
     def digests(self) -> list[int]:
         """Return a digest of each variable on this rank."""
@@ -75,10 +78,10 @@ class State:
 
     def that_differ(self, of_ranks: Sequence[Sequence[int]]) -> State:
         """Return the variables that ranks have different values of, given all ranks' digests."""
-        both = zip(self.variables, self.cuts, strict=True)
+        pairs = zip(self.variables, self.cuts, strict=True)
         places = [
             (variable, cut)
-            for (variable, cut), digests in zip(both, zip(*of_ranks, strict=True), strict=True)
+            for (variable, cut), digests in zip(pairs, zip(*of_ranks, strict=True), strict=True)
             if not _is_same(cut, digests)
         ]
         return State([variable for variable, _ in places], [cut for _, cut in places])

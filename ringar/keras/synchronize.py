@@ -78,9 +78,9 @@ def _numbers(logs: dict[str, float] | None) -> list[str]:
     )
 
 
-def _gather(own: list[Any], name: str, process_set: ProcessSet | None) -> np.ndarray:
+def _gather(values: list[Any], name: str, process_set: ProcessSet | None) -> np.ndarray:
     # The name has the keys: if ranks have different metrics, the error shows them.
-    row = np.asarray([own], dtype=np.float64)
+    row = np.asarray([values], dtype=np.float64)
     return np.asarray(allgather(row, name=name, process_set=process_set))
 
 

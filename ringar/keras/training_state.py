@@ -103,29 +103,24 @@ def _check_shape(rank: int, key: str, value: np.ndarray, variable: Any) -> None:
 
 
 def _slots_of_part(model: keras.Model) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the slots, in slices, of this rank's part of cut variables, if it is to tell them.
+    """Yield the sliced slots of this rank's part of cut variables, if this rank reports them.
 
-    The file has those of the first part; of any other, a rank of the first model group tells.
+    The file has the slots of the first part. A rank of the first model group reports each other.
     """
     for key, slot, variable_slice in _slices_of_part(model):
-        slot_of_all = joined(slot, variable_slice, "backup")
+        whole_slot = joined(slot, variable_slice, "backup")
         if cut_of(variable_slice.whole).grid.group == 0:  # type: ignore[union-attr]
-            yield key, slot_of_all
+            yield key, whole_slot
 
 
 def _slices_of_part(model: keras.Model) -> Iterator[tuple[str, Any, VariableSlice]]:
-    """Yield the slots of cut variables that are slices, on a rank that has not the first part."""
-    for number, optimizer in enumerate(optimizers(model)):
+    """Yield the slots of cut variables that are slices, on a rank without the first part."""
+    for number, optimizer in enumerate(share.optimizers_of(model)):
         pairs = zip(optimizer.variables, slots.slices(optimizer), strict=True)
         for index, (slot, variable_slice) in enumerate(pairs):
             cut = None if variable_slice is None else cut_of(variable_slice.whole)
             if variable_slice is not None and cut is not None and cut.grid.part > 0:
                 yield f"slice {number} {index}", slot, variable_slice
-
-
-def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """Return the optimizers of `model`, each once."""
-    return share.optimizers_of(model)
 
 
 def variables_of(model: keras.Model, metrics: bool = True) -> dict[str, Any]:
@@ -135,7 +130,7 @@ def variables_of(model: keras.Model, metrics: bool = True) -> dict[str, Any]:
         model: a built model with a built optimizer.
         metrics: whether those of metrics are among them.
     """
-    groups = {f"slot {i}": slots.common(o) for i, o in enumerate(optimizers(model))}
+    groups = {f"slot {i}": slots.common(o) for i, o in enumerate(share.optimizers_of(model))}
     groups |= {f"exchange {i}": [*e.period.state] for i, e in enumerate(share.exchanges_of(model))}
     groups |= {"weight": model.weights, "seed": model.variables}
     groups["metric"] = model.metrics_variables if metrics else []

@@ -1,8 +1,8 @@
-"""What a rank trains with `shard`: its slice of every variable.
+"""A rank's slices of variables, which it trains with `shard`.
 
-The optimizer trains slices in the place of variables (`ringar.sharding.variable_slice`). What it
-has assigned to them, `publish` gathers into the variables of the model. Norms of gradients, for
-clipping, are sums over the ranks.
+The optimizer trains slices in the place of variables (`ringar.sharding.variable_slice`). `publish`
+then gathers them into the variables of the model. Norms of gradients, for clipping, are sums over
+the ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 from ringar.collectives import Sum, allreduce, branches, grouped_allgather
 from ringar.collectives.compiled import is_compiling
 from ringar.keras.exchange import Slices
-from ringar.keras.reduction import Reduction
+from ringar.keras.reduction import Reduction, is_overwritten
 from ringar.sharding.slice_ranks import Slicing
 from ringar.sharding.variable_slice import VariableSlice
 
@@ -31,7 +31,7 @@ class VariableSlices(Slices):
     Args:
         reduction: how gradients are reduced.
         slicing: the ranks among which each variable is cut.
-        offload: what makes the slots; None: Keras, beside the variables.
+        offload: makes the slots; None: Keras makes them, beside the variables.
     """
 
     def __init__(
@@ -65,24 +65,24 @@ class VariableSlices(Slices):
         clip: Callable[[Sequence[Any]], list[Any]],
     ) -> list[Any]:
         """Clip by the norms of whole gradients, with the formulas of Keras."""
-        each, together = optimizer.clipnorm, optimizer.global_clipnorm
-        if self._reduction.is_alone or not (each or together):
+        limit, global_limit = optimizer.clipnorm, optimizer.global_clipnorm
+        if self._reduction.is_alone or not (limit or global_limit):
             return clip(gradients)
-        wide = tf.float64 if any(g.dtype == tf.float64 for g in gradients) else tf.float32
+        dtype = tf.float64 if any(g.dtype == tf.float64 for g in gradients) else tf.float32
         squares = allreduce(
-            tf.stack([tf.reduce_sum(tf.square(tf.cast(g, wide))) for g in gradients]),
+            tf.stack([tf.reduce_sum(tf.square(tf.cast(g, dtype))) for g in gradients]),
             Sum,
             name="gradients/norms",
             process_set=self.slicing.once,
         )
-        if each:
-            divisors = tf.unstack(tf.maximum(tf.sqrt(squares), each))
+        if limit:
+            divisors = tf.unstack(tf.maximum(tf.sqrt(squares), limit))
             return [
-                g * tf.cast(each, g.dtype) / tf.cast(divisor, g.dtype)
+                g * tf.cast(limit, g.dtype) / tf.cast(divisor, g.dtype)
                 for g, divisor in zip(gradients, divisors, strict=True)
             ]
         norm = tf.sqrt(tf.reduce_sum(squares))
-        scale = together * tf.minimum(1.0 / norm, 1.0 / together) + (norm - norm)
+        scale = global_limit * tf.minimum(1.0 / norm, 1.0 / global_limit) + (norm - norm)
         return [g * tf.cast(scale, g.dtype) for g in gradients]
 
     @tf.autograph.experimental.do_not_convert
@@ -90,10 +90,10 @@ class VariableSlices(Slices):
         """Gather the slices that were assigned into the model's variables, first layer first."""
         slices = list(self)
         for ranks in self.slicing.kinds:
-            changed = [
+            weights = [
                 s.whole if s.pending is not None and s.ranks is ranks else None for s in slices
             ]
-            plan = self._reduction.plan(changed)
+            plan = self._reduction.plan(weights)
             for number, bucket in enumerate(reversed(plan)):
                 name = f"weights/slices_{number}:{bucket.label}"
                 _gather([slices[i] for i in bucket.indices], ranks, name)
@@ -109,7 +109,7 @@ class VariableSlices(Slices):
 
 
 def _gather(slices: Sequence[VariableSlice], ranks: SliceRanks, name: str) -> None:
-    """Gather what the ranks have assigned to slices into their variables."""
+    """Gather the values that the ranks have assigned to slices into their variables."""
     # Compiled code knows the shapes before, and needs equal numbers of rows.
     padded = is_compiling()
     gathered = grouped_allgather(
@@ -122,8 +122,3 @@ def _gather(slices: Sequence[VariableSlice], ranks: SliceRanks, name: str) -> No
         part.whole.assign(tf.reshape(flat, part.whole.shape))
         part.pending = None
     branches.note(gathered)
-
-
-def is_overwritten(variable: Any) -> bool:
-    """Return whether Keras writes gradients over a variable."""
-    return bool(getattr(variable, "overwrite_with_gradient", False))

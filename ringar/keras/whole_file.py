@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import keras
@@ -39,11 +39,16 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[str]:
         raise
 
 
+def _target(model: keras.Model, path: str | os.PathLike[str]) -> AbstractContextManager[Any]:
+    """Return a context with the path to which this rank saves a model."""
+    return nullcontext(path) if only_answers(model) else written_whole(path)
+
+
 class SavedWhole:
     """A Keras model whose `save` and `save_weights` go through `written_whole`.
 
     Args:
-        model: the model. All else is its own: attributes, methods, class.
+        model: the model, which answers for all other methods, for attributes and the class.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -51,18 +56,12 @@ class SavedWhole:
 
     def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save the model."""
-        if only_answers(self._whole):
-            self._whole.save(filepath, *args, **kwargs)
-            return
-        with written_whole(filepath) as path:
+        with _target(self._whole, filepath) as path:
             self._whole.save(path, *args, **kwargs)
 
     def save_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save the weights."""
-        if only_answers(self._whole):
-            self._whole.save_weights(filepath, *args, **kwargs)
-            return
-        with written_whole(filepath) as path:
+        with _target(self._whole, filepath) as path:
             self._whole.save_weights(path, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 import ringar
-from ringar.keras import training_state
+from ringar.keras import share, training_state
 from tests.keras import common, plain
 from tests.plugin import fast_if, run_job
 
@@ -231,7 +231,7 @@ def test_signal_without_anything_to_save_to(rank: int) -> None:
 
 def test_optimizers_in_containers_belong_to_the_state() -> None:
     for hold in plain.CONTAINERS.values():
-        names = [o.name for o in training_state.optimizers(plain.Held(hold))]
+        names = [o.name for o in share.optimizers_of(plain.Held(hold))]
         assert [name[:3] for name in names] == ["sgd", "ada"]
 
 

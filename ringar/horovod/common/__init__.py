@@ -1,4 +1,4 @@
-"""What Horovod's modules share: errors, process sets, the state of elastic jobs, small helpers."""
+"""Parts that Horovod's modules share: errors, process sets, states of elastic jobs, helpers."""
 
 from ringar.horovod import absent
 

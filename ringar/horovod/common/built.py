@@ -1,8 +1,7 @@
-"""What a job can use: the answers to Horovod's `*_built` and `*_enabled`.
+"""The libraries that a job can use: answers to Horovod's `*_built` and `*_enabled`.
 
 Horovod's libraries are compiled with MPI, NCCL and so on, or without them. ringar's one library
-opens MPI, CUDA and NCCL when it needs them. So a question whether something "was built" is answered
-by whether it is here.
+opens MPI, CUDA and NCCL when it needs them. So `*_built` tells whether something is installed here.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class State(elastic.State):
     Args:
         bcast_object: sends an object of rank 0 to all ranks.
         get_rank: returns the rank of this process.
-        **objects: what a subclass of ringar's state keeps.
+        **objects: the objects that a subclass of ringar's state keeps.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ def run_fn(func: Callable[..., Result], reset: Callable[[], object] | None = Non
             try:
                 return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
-                state.keep()  # nothing is lost: what was not committed, either
+                state.keep()  # nothing is lost, not even what was not committed
                 raise
 
         return running.keep_running(_InJob(state), train)

@@ -8,8 +8,7 @@ from typing import TypedDict
 
 from ringar.job import log, membership, place
 
-#: What scripts read: the variable, and the one of ringar's launcher that has its value before
-#: `init`.
+#: Variables that scripts read. Before `init` a variable of ringar's launcher has the value.
 _PLACE = {
     "HOROVOD_RANK": ("RINGAR_RANK", place.rank),
     "HOROVOD_SIZE": ("RINGAR_SIZE", place.size),
@@ -37,28 +36,28 @@ class Times(TypedDict):
 
 def publish(environ: MutableMapping[str, str]) -> None:
     """Set the variables that Horovod's launcher sets: HOROVOD_RANK and so on."""
-    for name, (of_launcher, name_here) in _PLACE.items():
+    for name, (of_launcher, function) in _PLACE.items():
         if place.is_initialized():
-            environ[name] = str(name_here())
+            environ[name] = str(function())
         elif of_launcher in environ:
             environ[name] = environ[of_launcher]
-    if "HOROVOD_RANK" in environ:  # horovodrun has told the name that the user gave to -H
+    if "HOROVOD_RANK" in environ:  # horovodrun has set the name that the user gave to -H
         environ.setdefault("HOROVOD_HOSTNAME", os.uname().nodename)
     if membership.is_elastic():
         environ["HOROVOD_ELASTIC"] = "1"
 
 
 def apply(environ: MutableMapping[str, str]) -> None:
-    """Set the variables of ringar that are not set, and have one of Horovod's as counterpart."""
+    """Set each unset variable of ringar that has a counterpart of Horovod's."""
     if level := environ.get("HOROVOD_LOG_LEVEL", "").upper():
         environ.setdefault(log.VARIABLE, _LEVELS.get(level, level))
-    for name, name_here in _SAME.items():
+    for name, counterpart in _SAME.items():
         if name in environ:
-            environ.setdefault(name_here, environ[name])
+            environ.setdefault(counterpart, environ[name])
 
 
 def times(environ: Mapping[str, str]) -> Times:
-    """Return the times for `ringar.init` that Horovod's variables have; None: ringar's own.
+    """Return the times for `ringar.init` from Horovod's variables; None: ringar's own.
 
     Raises:
         ValueError: a variable is no number.
@@ -67,8 +66,8 @@ def times(environ: Mapping[str, str]) -> Times:
     if environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
         warning = _NEVER
 
-    def unless(own: str, value: float | None) -> float | None:
-        return None if own in environ else value
+    def unless(variable: str, value: float | None) -> float | None:
+        return None if variable in environ else value
 
     deadline = _seconds(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
     return {

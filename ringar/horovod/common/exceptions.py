@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 from ringar.elastic.state import RanksChangeError
 from ringar.errors import NotInitializedError, PeerLostError
 
@@ -12,6 +16,10 @@ __all__ = [
     "UninitializedError",
     "get_version_mismatch_message",
 ]
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class HorovodInternalError(PeerLostError):
@@ -39,6 +47,19 @@ class HostsUpdatedInterrupt(RanksChangeError, RuntimeError):
 
 class UninitializedError(NotInitializedError, ValueError):
     """Report a call before `init`: the ValueError of Horovod."""
+
+
+def initialized(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a function raise Horovod's ValueError before `init`."""
+
+    @functools.wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except NotInitializedError as error:
+            raise UninitializedError(str(error)) from None
+
+    return call
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ringar.collectives import timeline
 from ringar.collectives.agree import compare, together
-from ringar.errors import NotInitializedError
 from ringar.horovod.common import environment
-from ringar.horovod.common.exceptions import UninitializedError
+from ringar.horovod.common.exceptions import initialized
 from ringar.horovod.common.process_sets import ProcessSet, check_new, ranks_of
 from ringar.job import log, membership, place, start
 from ringar.job import process_sets as of_ringar
@@ -20,33 +18,17 @@ from ringar.job import process_sets as of_ringar
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
 _log = log.logger(__name__)
 _timeline_path: str | None = None
 _registered_by_init: list[ProcessSet] = []
 
 
-def _initialized(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Let a function raise Horovod's ValueError before `init`."""
-
-    @functools.wraps(function)
-    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        try:
-            return function(*args, **kwargs)
-        except NotInitializedError as error:
-            raise UninitializedError(str(error)) from None
-
-    return call
-
-
-size = _initialized(place.size)
-local_size = _initialized(place.local_size)
-cross_size = _initialized(place.cross_size)
-rank = _initialized(place.rank)
-local_rank = _initialized(place.local_rank)
-cross_rank = _initialized(place.cross_rank)
+size = initialized(place.size)
+local_size = initialized(place.local_size)
+cross_size = initialized(place.cross_size)
+rank = initialized(place.rank)
+local_rank = initialized(place.local_rank)
+cross_rank = initialized(place.cross_rank)
 is_initialized = place.is_initialized
 
 
@@ -62,7 +44,7 @@ def init(
 
     Raises:
         ValueError: on all ranks, if on one of them `comm` lacks a rank of the job, or
-            `process_sets` has ranks twice or outside the job. This rank has joined no job then, and
+            `process_sets` has ranks twice or outside the job. Then this rank has joined no job, and
             no set is registered.
         MismatchError: ranks pass different sets.
     """
@@ -123,9 +105,9 @@ def _agreed_sets(
         sets = _listed(process_sets)
         for number, process_set in enumerate(sets):
             check_new(process_set, sets[:number])
-        return [(one.mpi_comm is not None, one.ranks) for one in sets]
+        return [(process_set.mpi_comm is not None, process_set.ranks) for process_set in sets]
 
-    # A second call may be that of one rank alone, and who joins an elastic job comes alone.
+    # A single rank may call `init` a second time, and a rank joins an elastic job alone.
     if comm is None and not process_sets and (had_joined or membership.is_elastic()):
         return []
     of_ranks = together(described, caller="init", deed='to pass valid "comm" and "process_sets"')
@@ -158,8 +140,8 @@ def _listed(process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]
             )
         return []
     sets = list(process_sets or ())
-    if wrong := [process_set for process_set in sets if not isinstance(process_set, ProcessSet)]:
-        raise ValueError(f"init expected ProcessSet objects in `process_sets`; received {wrong}")
+    if values := [value for value in sets if not isinstance(value, ProcessSet)]:
+        raise ValueError(f"init expected ProcessSet objects in `process_sets`; received {values}")
     return sets
 
 
@@ -183,7 +165,7 @@ def is_homogeneous() -> bool:
     return len(set(Counter(place.hosts()).values())) == 1
 
 
-@_initialized
+@initialized
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Begin to record the collectives of this rank. All ranks call it, with the same path.
 
@@ -197,7 +179,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     _timeline_path = file_path
 
 
-@_initialized
+@initialized
 def stop_timeline() -> None:
     """End the recording that `start_timeline` has begun, and write its file. All ranks call it."""
     global _timeline_path

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from ringar.collectives.agree import together
-from ringar.errors import NotInitializedError
-from ringar.horovod.common.exceptions import UninitializedError
+from ringar.horovod.common.exceptions import initialized
 from ringar.job import place
 from ringar.job import process_sets as of_ringar
 
@@ -67,12 +66,10 @@ class ProcessSet(of_ringar.ProcessSet):
             raise ValueError(f"this rank is no member of {self}")
         return super().rank()
 
+    @initialized
     def included(self) -> bool:
         """Return whether this rank is a member."""
-        try:
-            return super().rank() >= 0
-        except NotInitializedError as error:
-            raise UninitializedError(str(error)) from None
+        return super().rank() >= 0
 
     def __str__(self) -> str:
         return (
@@ -103,41 +100,27 @@ class _AllRanks(ProcessSet):
 
     def size(self) -> int:
         """Return the number of ranks in the job."""
-        return _initialized(place.size)
+        return initialized(place.size)()
 
     def rank(self) -> int:
         """Return the number of this rank in the job."""
-        return _initialized(place.rank)
+        return initialized(place.rank)()
 
 
 global_process_set: ProcessSet = _AllRanks()
 """All ranks of the job."""
 
 
-def _initialized(function: Callable[[], int]) -> int:
-    try:
-        return function()
-    except NotInitializedError as error:
-        raise UninitializedError(str(error)) from None
-
-
-def check_new(process_set: ProcessSet, others: Sequence[ProcessSet] = ()) -> None:
+def check_new(process_set: ProcessSet, sets: Sequence[ProcessSet] = ()) -> None:
     """Raise ValueError unless a set can be registered.
 
     Args:
         process_set: the set.
-        others: sets that will be registered before it.
+        sets: sets that will be registered before it.
     """
     # Grids of ringar have sets of their own, which a script for Horovod knows nothing of.
-    registered = [
-        process_set_in_use
-        for process_set_in_use in of_ringar.in_use()
-        if isinstance(process_set_in_use, ProcessSet)
-    ]
-    if any(
-        process_set_in_use.ranks == process_set.ranks
-        for process_set_in_use in [global_process_set, *registered, *others]
-    ):
+    registered = [other for other in of_ringar.in_use() if isinstance(other, ProcessSet)]
+    if any(other.ranks == process_set.ranks for other in [global_process_set, *registered, *sets]):
         raise ValueError(f"expected ranks that no process set has yet; received {process_set}")
     of_ringar.check_new(process_set)
 
@@ -159,7 +142,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         check_new(proposal)
         return proposal.ranks
 
-    _initialized(place.size)
+    initialized(place.size)()
     ranks = together(checked, caller="add_process_set", deed="to name a set of ranks")
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(ranks[place.rank()])

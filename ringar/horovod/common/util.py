@@ -50,32 +50,32 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 def mpi_built(verbose: bool = False) -> bool:
     """Return whether MPI can be used here; see `ringar.horovod.common.built`."""
-    return _said("MPI", built.mpi_built(), verbose)
+    return _report("MPI", built.mpi_built(), verbose)
 
 
 def gloo_built(verbose: bool = False) -> bool:
     """Return False: ringar has no Gloo."""
-    return _said("Gloo", built.gloo_built(), verbose)
+    return _report("Gloo", built.gloo_built(), verbose)
 
 
 def nccl_built(verbose: bool = False) -> int:
     """Return the version of the NCCL that can be used here, as a number; 0 if there is none."""
-    return _said("NCCL", built.nccl_built(), verbose)
+    return _report("NCCL", built.nccl_built(), verbose)
 
 
 def ddl_built(verbose: bool = False) -> bool:
     """Return False: ringar has no DDL."""
-    return _said("DDL", built.ddl_built(), verbose)
+    return _report("DDL", built.ddl_built(), verbose)
 
 
 def ccl_built(verbose: bool = False) -> bool:
     """Return False: ringar has no oneCCL."""
-    return _said("oneCCL", built.ccl_built(), verbose)
+    return _report("oneCCL", built.ccl_built(), verbose)
 
 
-def _said(what: str, answer: Item, verbose: bool) -> Item:
+def _report(library: str, answer: Item, verbose: bool) -> Item:
     if verbose:
-        print(f"{what} can be used here: {answer}")
+        print(f"{library} can be used here: {answer}")
     return answer
 
 

@@ -18,7 +18,7 @@ __all__ = ["run"]
 __getattr__ = absent.getter(__name__)
 
 PREFIX = "HOROVOD_"
-"""What the variables of Horovod's launcher begin with, which tell a process its place."""
+"""The prefix of the variables by which Horovod's launcher tells a process its place."""
 
 
 def run(
@@ -50,17 +50,17 @@ def run(
 ) -> list[Result]:
     """Call a function on several ranks, and return all results in the order of the ranks.
 
-    Those of an elastic job are of the ranks that have come to the end.
+    In an elastic job, ranks that have come to the end have results.
 
     Args:
         func: the function; cloudpickle carries it to the ranks.
         args: its positional arguments.
         kwargs: its keyword arguments.
         num_proc: the number of ranks.
-        min_num_proc: makes the job elastic: it goes on while so many ranks are left. With another
-            argument of elastic jobs alone, it is `num_proc`.
-        max_num_proc: as many ranks as an elastic job may have; default: `num_proc`.
-        slots: None: `hosts` or `hostfile` tell the slots of a host.
+        min_num_proc: makes the job elastic: the least number of ranks that go on. Default, if
+            another argument makes the job elastic: `num_proc`.
+        max_num_proc: the most ranks of an elastic job; default: `num_proc`.
+        slots: must be None: `hosts` or `hostfile` tell the slots of a host.
         reset_limit: how often the ranks of an elastic job may change.
         cooldown_range: no effect: a slot whose processes fail is left alone for longer and longer.
         hosts: hosts and their slots, "h1:2,h2:4".

@@ -125,7 +125,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[lis
     while words and words[0].startswith("-") and words[0] != "--":
         word = words.pop(0)
         name, equals, inline = word.partition("=")
-        values = iter([inline] if equals else _taken(words))
+        values = iter([inline] if equals else _next_words(words))
         if name in _REFUSED:
             raise ValueError(f"{name} is not supported: {_REFUSED[name][1]}")
         if name in _TRANSLATED:
@@ -138,7 +138,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[lis
                 result.append(_value(name, values))
         elif name == "--blacklist-cooldown-range":
             _value(name, values)
-            _value(name, iter(_taken(words)))
+            _value(name, iter(_next_words(words)))
             notes.append(f"{name} has no effect: slots cool down by a rule of ringar")
         elif name in _IDLE:
             _value(name, values)
@@ -150,7 +150,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[lis
     return [*result, *_implied(result, environ), *words], notes
 
 
-def _taken(words: list[str]) -> Iterator[str]:
+def _next_words(words: list[str]) -> Iterator[str]:
     """Take the words that an option asks for off the list."""
     while words:
         yield words.pop(0)

@@ -44,8 +44,8 @@ def adasum(
     Raises:
         ValueError: a tensor is of integers.
     """
-    if wrong := [tensor.dtype.name for tensor in tensors if not tensor.dtype.is_floating]:
-        raise ValueError(f"Adasum expected floating tensors; received {', '.join(wrong)}")
+    if dtypes := [tensor.dtype.name for tensor in tensors if not tensor.dtype.is_floating]:
+        raise ValueError(f"Adasum expected floating tensors; received {', '.join(dtypes)}")
     ranks = or_all(process_set)
     results = list(tensors)
     if ranks.size() == 1:
@@ -62,15 +62,15 @@ def _of_one_dtype(tensors: Sequence[tf.Tensor], name: str, ranks: ProcessSet) ->
     slices = [_slices(tensor, n) for tensor in tensors]
     widths = [part.shape[1] for part in slices]
     received = alltoall(tf.concat(slices, 1), name=f"{name}/slices", process_set=ranks)
-    wide = tf.cast(received, tf.float64 if dtype == tf.float64 else tf.float32)
-    vectors = [tf.split(row, widths) for row in tf.unstack(wide, n)]  # by rank, by tensor
+    rows = tf.cast(received, tf.float64 if dtype == tf.float64 else tf.float32)
+    vectors = [tf.split(row, widths) for row in tf.unstack(rows, n)]  # by rank, by tensor
     level = 0
     while len(vectors) > 1:
         vectors = _level(vectors, f"{name}/level_{level}", ranks)
         level += 1
     row = tf.cast(tf.concat(vectors[0], 0), dtype)[tf.newaxis]
     columns = tf.split(allgather(row, name=f"{name}/results", process_set=ranks), widths, 1)
-    return [_whole(part, tensor) for part, tensor in zip(columns, tensors, strict=True)]
+    return [_tensor_from(part, tensor) for part, tensor in zip(columns, tensors, strict=True)]
 
 
 def _slices(tensor: tf.Tensor, n: int) -> tf.Tensor:
@@ -79,7 +79,7 @@ def _slices(tensor: tf.Tensor, n: int) -> tf.Tensor:
     return tf.reshape(tf.pad(flat, [[0, -flat.shape[0] % n]]), [n, -1])
 
 
-def _whole(slices: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+def _tensor_from(slices: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.reshape(slices, [-1])[: like.shape.num_elements()], like.shape)
 
 
@@ -88,8 +88,8 @@ def _level(
 ) -> list[Sequence[tf.Tensor]]:
     """Combine neighbors; a vector without one stays as it is."""
     pairs = list(zip(vectors[::2], vectors[1::2], strict=False))
-    own = tf.stack([[_dots(x, y) for x, y in zip(a, b, strict=True)] for a, b in pairs])
-    dots = allreduce(own, op=Sum, name=name, process_set=ranks)  # [pairs, tensors, 3]
+    shares = tf.stack([[_dots(x, y) for x, y in zip(a, b, strict=True)] for a, b in pairs])
+    dots = allreduce(shares, op=Sum, name=name, process_set=ranks)  # [pairs, tensors, 3]
     combined: list[Sequence[tf.Tensor]] = [
         [_combine(x, y, dots[i, j]) for j, (x, y) in enumerate(zip(a, b, strict=True))]
         for i, (a, b) in enumerate(pairs)

@@ -25,7 +25,7 @@ def broadcast_variables(
     """Give variables the root rank's values.
 
     Args:
-        variables: of TensorFlow or Keras, in one order on all ranks.
+        variables: variables of TensorFlow or Keras, in the same order on all ranks.
         root_rank: a rank of the job.
         process_set: the ranks that take part.
         inplace: no effect: ringar broadcasts all variables of a dtype at once.

@@ -18,7 +18,7 @@ Reduce = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
 class LocalGradientAggregationHelper:
-    """Add up gradients on this rank, and reduce them in every so many passes.
+    """Add up gradients on this rank, and reduce them after a number of passes.
 
     One class serves eager code and functions, where Horovod has two.
 
@@ -96,10 +96,10 @@ class LocalGradientAggregationHelper:
         present = tf.cond(
             tf.equal(self.counter, self.backward_passes_per_step),
             reduced,
-            lambda: [tf.identity(one) for one in sums if one is not None],
+            lambda: [tf.identity(total) for total in sums if total is not None],
         )
         following = iter(tf.nest.flatten(present))
-        return [None if one is None else next(following) for one in sums]
+        return [None if total is None else next(following) for total in sums]
 
     @do_not_convert
     def apply_gradients(

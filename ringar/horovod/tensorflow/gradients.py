@@ -1,4 +1,4 @@
-"""How a step of Horovod's reduces its gradients: the exchange of its optimizers and tapes."""
+"""How Horovod's optimizers and tapes reduce gradients, as an exchange of ringar."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class GradientReduction(Reducer):
     """Reduce the gradients of a step as Horovod does.
 
     Args:
-        settings: what the user has asked for.
+        settings: the arguments of the user.
         in_tape: whether it is that of a tape, which lives for one step.
     """
 
@@ -133,7 +133,7 @@ class GradientReduction(Reducer):
         self._local = LocalVariables(settings.process_set, settings.scale_local_gradients)
 
     def exchange(self) -> Exchange:
-        """Return the exchange of the ranks that reduce their gradients so."""
+        """Return the exchange of ranks that reduce their gradients in this way."""
         return Exchange(
             self,
             period=Passes(self._helper, self._settings.process_set.included()),
@@ -174,7 +174,7 @@ class GradientReduction(Reducer):
         if loss_scale is None:
             return sums
         is_due = self._helper.is_due()
-        # Sums of one rank must not let it alone find an overflow.
+        # A rank must not find an overflow in its sums before the others do.
         return [
             None if g is None else tf.where(is_due, g * tf.cast(scale, g.dtype), tf.zeros_like(g))
             for g in sums
@@ -219,7 +219,7 @@ class GradientReduction(Reducer):
 
     def _of_group(self, number: int) -> Reduction:
         if number not in self._of_groups:
-            self._of_groups[number] = replace(self._reduction, what=f"gradients/group_{number}")
+            self._of_groups[number] = replace(self._reduction, label=f"gradients/group_{number}")
         return self._of_groups[number]
 
     def _parts(
@@ -255,10 +255,10 @@ class GradientReduction(Reducer):
 
 
 class Passes(Period):
-    """Let the optimizer take a step after so many passes.
+    """Let the optimizer take a step after a number of passes.
 
     Args:
-        helper: what adds up the gradients of the passes; None: each pass is a step.
+        helper: adds up the gradients of the passes; None: each pass is a step.
         meets: whether this rank is in the process set; elsewhere gradients stay as they are.
     """
 
@@ -293,5 +293,5 @@ def _divided(gradient: Any, scale: Any) -> Any:
 
 
 def _if_variables(variables: Sequence[Any]) -> Sequence[Any] | None:
-    """Return the variables, or None if gradients without known variables stand for them."""
+    """Return the variables, or None if they are unknown, and gradients stand for them."""
     return variables if all(hasattr(v, "assign") for v in variables) else None

@@ -1,7 +1,7 @@
-"""Collectives that go on in the background of eager code: a handle for each.
+"""Collectives in the background of eager code, each with a handle.
 
 A thread runs them one after the other, in the order in which they were started. A collective that
-waits for its result runs behind all of them, so that ranks need only start collectives in one
+waits for its result runs after all of them, so that ranks need only start collectives in one
 order.
 """
 
@@ -31,7 +31,7 @@ _in_background: ThreadPoolExecutor | None = None
 
 
 class Handle:
-    """Stand for a collective that goes on."""
+    """Stand for a collective in the background."""
 
     def __init__(self, future: Future[Any]) -> None:
         self._future = future

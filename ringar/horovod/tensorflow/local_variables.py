@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ringar.horovod.tensorflow.place_ops import size_op
 from ringar.job.process_sets import ProcessSet
+from ringar.keras.first_step import of_tensorflow
 
 
 class LocalVariables:
@@ -23,16 +23,16 @@ class LocalVariables:
 
     def __init__(self, process_set: ProcessSet, scale: bool) -> None:
         self._process_set, self._scale = process_set, scale
-        self._known: dict[int, Any] = {}  # the variables stay, so that no other gets their id
+        self._variables: dict[int, Any] = {}  # the variables stay, so that no other gets their id
 
     def register(self, variable: Any) -> None:
         """Keep the gradients of `variable`, of TensorFlow or Keras, on this rank."""
         tensor_variable = of_tensorflow(variable)
-        self._known[id(tensor_variable)] = tensor_variable
+        self._variables[id(tensor_variable)] = tensor_variable
 
     def has(self, variable: Any) -> bool:
         """Return whether a variable is one of them."""
-        return id(of_tensorflow(variable)) in self._known
+        return id(of_tensorflow(variable)) in self._variables
 
     def reduce(
         self,
@@ -41,7 +41,7 @@ class LocalVariables:
         reduce: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
     ) -> list[Any]:
         """Reduce the gradients of variables that are not local, and scale the others."""
-        if not self._known:
+        if not self._variables:
             return list(reduce(gradients, variables))
         shared = [i for i, variable in enumerate(variables) if not self.has(variable)]
         results = [self._scaled(gradient) for gradient in gradients]
@@ -59,8 +59,3 @@ class LocalVariables:
             values = gradient.values / ranks
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         return gradient / ranks
-
-
-def of_tensorflow(variable: Any) -> Any:
-    """Return the variable of TensorFlow in one of Keras."""
-    return variable._value if isinstance(variable, keras.Variable) else variable

@@ -55,7 +55,6 @@ from ringar.horovod.common.util import num_rank_is_power_2 as check_num_rank_pow
 from ringar.horovod.tensorflow import handles, reductions
 from ringar.horovod.tensorflow.compression import Compression
 from ringar.horovod.tensorflow.joining import join
-from ringar.horovod.tensorflow.local_variables import of_tensorflow
 from ringar.horovod.tensorflow.place_ops import (
     local_rank_op,
     local_size_op,
@@ -65,6 +64,7 @@ from ringar.horovod.tensorflow.place_ops import (
 )
 from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job.process_sets import ProcessSet as _ProcessSet
+from ringar.keras.first_step import of_tensorflow
 
 __all__ = [
     "cross_rank",
@@ -192,14 +192,12 @@ def grouped_allreduce(
         return list(tensors)
     chosen = handle_average_backwards_compatibility(op, average)
     factors = (prescale_factor, postscale_factor)
-    sparse = [i for i, one in enumerate(tensors) if isinstance(one, tf.IndexedSlices)]
+    sparse = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
     dense = [i for i in range(len(tensors)) if i not in sparse]
     rest = (name, process_set)
     slices = reductions.reduce_slices([tensors[i] for i in sparse], chosen, factors, *rest)
-    whole = reductions.reduce_dense(
-        [tensors[i] for i in dense], compression, chosen, factors, *rest
-    )
-    results: dict[int, Any] = dict(zip([*sparse, *dense], [*slices, *whole], strict=True))
+    sums = reductions.reduce_dense([tensors[i] for i in dense], compression, chosen, factors, *rest)
+    results: dict[int, Any] = dict(zip([*sparse, *dense], [*slices, *sums], strict=True))
     return [results[i] for i in range(len(tensors))]
 
 
@@ -296,7 +294,7 @@ def broadcast_(
 def assigned(
     variables: Sequence[Any], root_rank: int, name: str | None, process_set: _ProcessSet
 ) -> list[tf.Tensor]:
-    """Broadcast variables of TensorFlow or Keras; return tensors behind the assignments."""
+    """Broadcast variables of TensorFlow or Keras; return tensors that wait for the assignments."""
     values = reductions.issue(
         collectives.grouped_broadcast,
         [tf.convert_to_tensor(variable) for variable in variables],

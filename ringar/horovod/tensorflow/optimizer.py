@@ -81,7 +81,7 @@ def of_keras(
 
     Args:
         optimizer: the object itself becomes distributed.
-        settings: what the user has asked for.
+        settings: the arguments of the user.
         local_layers: those whose gradients stay on this rank.
     """
     if settings.op not in (Average, Sum):

@@ -1,4 +1,4 @@
-"""What Horovod's collectives do otherwise than ringar's: integers, slices, the scale of gradients.
+"""Where Horovod's collectives differ from ringar's: integers, slices, the scale of gradients.
 
 ringar's gradient of a rank's input is that of the sum of all ranks' losses. Horovod's differs by
 the number of ranks n: it is 1/n of that for all-gathers and broadcasts, and n times that for
@@ -29,7 +29,7 @@ Compressor: TypeAlias = type[Any]
 
 
 def issue(collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a collective of ringar, behind those that were started by `*_async` functions."""
+    """Run a collective of ringar after those that `*_async` functions have started."""
     handles.wait_for_all()
     return collective(*args, **kwargs)
 
@@ -42,8 +42,9 @@ def reduce_dense(
     factors: tuple[float, float],
     name: str | None,
     process_set: ProcessSet,
+    collective: Callable[..., list[tf.Tensor]] = collectives.grouped_allreduce,
 ) -> list[tf.Tensor]:
-    """Reduce tensors as `hvd.allreduce` does, together."""
+    """Reduce tensors as `hvd.allreduce` does, together; by `collective`, if the op is no Adasum."""
     if not tensors:
         return []
     wire = _on_the_wire(compression)
@@ -54,9 +55,7 @@ def reduce_dense(
         values = [_times(value, factors[0]) for value in values]
         reduced = [_times(v, factors[1]) for v in adasum(values, name, process_set)]
     else:
-        reduced = _reduce(
-            collectives.grouped_allreduce, values, op, wire, factors, name, process_set
-        )
+        reduced = _reduce(collective, values, op, wire, factors, name, process_set)
     return [
         compression.decompress(value, context)
         for value, (_, context) in zip(reduced, pairs, strict=True)
@@ -82,27 +81,17 @@ def reducescatter(
     """Reduce-scatter tensors as `hvd.reducescatter` does, together."""
     if op is Adasum:
         raise NotImplementedError("reducescatter has no op Adasum")
-    if not tensors:
-        return []
-    wire = _on_the_wire(compression)
     scaled = with_gradient_times(lambda n: n, tensors, process_set)
-    pairs = [compression.compress(tensor) for tensor in scaled]
-    values = [value for value, _ in pairs]
-    reduced = _reduce(
-        collectives.grouped_reducescatter, values, op, wire, factors, name, process_set
-    )
-    return [
-        compression.decompress(value, context)
-        for value, (_, context) in zip(reduced, pairs, strict=True)
-    ]
+    collective = collectives.grouped_reducescatter
+    return reduce_dense(scaled, compression, op, factors, name, process_set, collective)
 
 
 @do_not_convert
 def alltoall_evenly(tensor: tf.Tensor, name: str | None, process_set: ProcessSet) -> tf.Tensor:
-    """Send equally many rows to all ranks; where they do not come out even, all ranks raise.
+    """Send equally many rows to all ranks; raise on all ranks if the rows do not divide evenly.
 
-    ringar gives the first ranks one row more. So where the rows are not known to come out even, it
-    gets splits, whose sum it checks.
+    ringar itself would give the first ranks one row more. So unless the rows are known to divide
+    evenly, it gets splits, whose sum it checks.
     """
     exchange = functools.partial(issue, collectives.alltoall, name=name, process_set=process_set)
     rank, ranks = tensor.shape.rank, len(process_set.ranks)
@@ -130,11 +119,11 @@ def _reduce(
         places = [i for i, value in enumerate(values) if value.dtype.is_floating is floats]
         if not places:
             continue
-        own = [values[i] for i in places]
+        operands = [values[i] for i in places]
         if floats:
             reduced = issue(
                 collective,
-                own,
+                operands,
                 op.of_ringar,
                 compression=wire,
                 prescale_factor=before,
@@ -143,13 +132,15 @@ def _reduce(
                 process_set=process_set,
             )
         else:
-            own = [_times(value, before) for value in own]
+            operands = [_times(value, before) for value in operands]
             plain = Sum if op is Average else op
-            reduced = issue(collective, own, plain.of_ringar, name=name, process_set=process_set)
+            reduced = issue(
+                collective, operands, plain.of_ringar, name=name, process_set=process_set
+            )
             if op is Average:
                 ranks = tf.cast(_size(process_set), tf.int64)
-                means = [tf.truncatediv(tf.cast(one, tf.int64), ranks) for one in reduced]
-                reduced = [tf.cast(m, one.dtype) for m, one in zip(means, own, strict=True)]
+                means = [tf.truncatediv(tf.cast(total, tf.int64), ranks) for total in reduced]
+                reduced = [tf.cast(m, x.dtype) for m, x in zip(means, operands, strict=True)]
             reduced = [_times(value, after) for value in reduced]
         for place, result in zip(places, reduced, strict=True):
             results[place] = result
@@ -174,14 +165,14 @@ def reduce_slices(
         )
     if factors != (1.0, 1.0):
         raise NotImplementedError("allreduce of tf.IndexedSlices takes no factors")
-    values = gather([one.values for one in slices], name and f"{name}/values", process_set)
-    indices = gather([one.indices for one in slices], name and f"{name}/indices", process_set)
+    values = gather([rows.values for rows in slices], name and f"{name}/values", process_set)
+    indices = gather([rows.indices for rows in slices], name and f"{name}/indices", process_set)
     if op is Average:
         ranks = _size(process_set)
         values = [value / tf.cast(ranks, value.dtype) for value in values]
     return [
-        tf.IndexedSlices(value, index, one.dense_shape)
-        for value, index, one in zip(values, indices, slices, strict=True)
+        tf.IndexedSlices(value, index, rows.dense_shape)
+        for value, index, rows in zip(values, indices, slices, strict=True)
     ]
 
 
@@ -221,4 +212,4 @@ def with_gradient_times(
         return tf.identity(x), scaled
 
     converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    return [identity(one) if one.dtype.is_floating else one for one in converted]
+    return [identity(tensor) if tensor.dtype.is_floating else tensor for tensor in converted]

@@ -62,9 +62,9 @@ class _Tape(tapes.DistributedGradientTape):
         output_gradients: tf.Tensor | Sequence[tf.Tensor | None] | None = None,
         use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Compute gradients as `gradient` does, and tell those of this rank from those of all.
+        """Compute gradients as `gradient` does, and separate those of local variables.
 
-        Norms, for example, are computed of both by themselves.
+        Norms, for example, are computed for each kind by itself.
 
         Args:
             target: as for `gradient`.
@@ -109,7 +109,7 @@ def DistributedGradientTape(  # Horovod's name, for a function that returns an o
         op: Average, Sum or Adasum.
         gradient_predivide_factor: of an average, divide by it before the sum, multiply after it.
         num_groups: deprecated; `groups` takes its place.
-        groups: reduce gradients in so many groups, or those of the variables in each list together.
+        groups: the number of groups of gradients, or a list of variables for each group.
         process_set: the ranks that reduce; others get their own gradients.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
     """

@@ -62,7 +62,7 @@ class BayesianSampler:
         )
 
     def tell(self, seconds: float) -> None:
-        """Take what the last settings took."""
+        """Take the seconds of a step with the last settings."""
         assert self._trial is not None
         with _quiet(self._library):
             self._study.tell(self._trial, seconds)

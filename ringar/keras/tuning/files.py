@@ -3,9 +3,9 @@
 The log is CSV, a row for each sample. It is opened for appending, so that the searches of several
 models, or jobs, follow each other.
 
-The file of settings is JSON. It holds for each kind of job what was found: for a version of ringar,
-a processor, numbers of hosts and ranks, and the variables of a model. What is there for other kinds
-stays.
+The file of settings is JSON. It holds the settings that were chosen for each kind of job: a version
+of ringar, a processor, numbers of hosts and ranks, and the variables of a model. Entries of other
+kinds stay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COLUMNS = ("model", "sample", "phase", *_SETTINGS, "seconds")
 
 @dataclass(frozen=True)
 class Kind:
-    """Name what settings hold for."""
+    """Name the kind of job that settings are for."""
 
     version: str
     processor: str
@@ -58,7 +58,7 @@ class Kind:
 
 
 class Log:
-    """Write what is tried.
+    """Write the samples of a search.
 
     Args:
         path: the file, which may exist.
@@ -109,12 +109,12 @@ def store(path: Path, kind: Kind, choice: Choice) -> None:
         OSError: the file cannot be written.
         ValueError: the file is there and cannot be read.
     """
-    own = {"kind": asdict(kind), "settings": asdict(choice.settings),
+    record = {"kind": asdict(kind), "settings": asdict(choice.settings),
            "seconds": choice.seconds, "default_seconds": choice.default_seconds}  # fmt: skip
-    entries = [entry for entry in _entries(path) if entry.get("kind") != own["kind"]]
-    text = json.dumps({"settings": [*entries, own]}, indent=1) + "\n"
+    entries = [entry for entry in _entries(path) if entry.get("kind") != record["kind"]]
+    text = json.dumps({"settings": [*entries, record]}, indent=1) + "\n"
     with calibration.beside(path) as new:
-        new.unlink()  # one that its user alone may read; another gets the rights of all new files
+        new.unlink()  # only its user may read it; a new file gets the usual rights
         new.write_text(text, encoding="utf-8")
         if path.exists():
             shutil.copymode(path, new)
@@ -129,26 +129,26 @@ def check_writable(path: Path) -> None:
 
 def _entries(path: Path) -> list[Mapping[str, object]]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        contents = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: expected a file of settings: {error}") from error
-    entries = found.get("settings") if isinstance(found, dict) else None
+    entries = contents.get("settings") if isinstance(contents, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f'{path}: expected a file of settings, an object with a list "settings"')
     return entries
 
 
-def _settings(found: object, path: Path) -> Settings:
-    if isinstance(found, dict) and set(found) == set(_SETTINGS):
-        sizes = (found["bucket_bytes"], found["first_bucket_bytes"])
-        names = (found["algorithm"] or "", found["compression"])
+def _settings(entry: object, path: Path) -> Settings:
+    if isinstance(entry, dict) and set(entry) == set(_SETTINGS):
+        sizes = (entry["bucket_bytes"], entry["first_bucket_bytes"])
+        names = (entry["algorithm"] or "", entry["compression"])
         if all(size is None or (type(size) is int and size > 0) for size in sizes) and all(
             isinstance(name, str) for name in names
         ):
-            return Settings(**found)
+            return Settings(**entry)
     raise ValueError(
         f"{path}: expected settings with {', '.join(_SETTINGS)}, such as {asdict(DEFAULTS)}, "
-        f"received {found}"
+        f"received {entry}"
     )

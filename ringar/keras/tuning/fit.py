@@ -4,8 +4,8 @@ The settings of a step are read while it is traced. So a change means another tr
 function is kept as long as its settings may come back, with the record of its collectives.
 
 All ranks change before the same batch. A rank that stops alone, or whose data end early, leaves its
-epoch before the others know. It repeats the collectives of its last step then, so that nothing may
-change: it goes on to count steps, takes part in the end of each window and says that it has left.
+epoch before the others know. It then repeats the collectives of its last step, so that no setting
+may change: it goes on counting steps, and says at the end of each window that it has left.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FitTuner:
 
     Args:
         model: the model, which has a training function.
-        job: what the settings are for.
+        job: the job that the settings are for.
         ranks: those that train together.
     """
 
@@ -56,7 +56,7 @@ class FitTuner:
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """What all ranks have in common that go on with a search."""
+        """The state that is the same on ranks which go on with a search."""
         return self._settings, self._tuner.is_done, self._tuner.measured
 
     @property
@@ -67,7 +67,7 @@ class FitTuner:
     def rest(self) -> None:
         """Take no part in a training that is not tuned; leave it no settings that were only tried.
 
-        Nor those that were found in an elastic job: ranks that have joined do not know them.
+        Settings that an elastic job has chosen do not stay either: new ranks do not know them.
         """
         self._is_out = True
         if not self.is_done or membership.is_elastic():
@@ -75,7 +75,7 @@ class FitTuner:
             self._use(DEFAULTS)
 
     def begin(self, steps: int) -> None:
-        """Begin a training, of epochs in which all ranks have so many steps."""
+        """Begin a training, of epochs in which all ranks have `steps` steps."""
         self._steps = steps
         self._tuner.begin_window()
         self._functions.clear()  # the model may have been compiled anew
@@ -100,18 +100,18 @@ class FitTuner:
         """End the epoch on this rank. Others may go on."""
         # A rank that stops has ended its last batch; one whose data ended has begun one in vain.
         stops = self._model.stop_training
-        self._done = self._each if stops else shares.steps() - self._begun_at
+        self._done = self._batch_steps if stops else shares.steps() - self._begun_at
 
     def before_missing_step(self) -> None:
         """Act before a step that others may take, and this rank does not."""
-        if self._done == self._each:
+        if self._done == self._batch_steps:
             self._done = 0
             if self._next is not None and self._next < self._steps:
                 self._step_begins(self._next, has_data=False)
         self._done += 1
 
     @property
-    def _each(self) -> int:
+    def _batch_steps(self) -> int:
         return int(self._model.steps_per_execution)
 
     def _step_begins(self, batch: int, has_data: bool = True) -> bool:
@@ -121,7 +121,7 @@ class FitTuner:
             return False
         if batch != self._next:
             self._tuner.pause()
-        self._next = batch + self._each
+        self._next = batch + self._batch_steps
         return self._tuner.step_begins(has_data)
 
     def _change(self) -> None:
@@ -144,7 +144,7 @@ class FitTuner:
 
 
 def of(model: keras.Model) -> FitTuner | None:
-    """Return what tunes `model`, or has tuned it."""
+    """Return the object that tunes `model`, or has tuned it."""
     return getattr(model, "_ringar_tuner", None)
 
 
@@ -160,7 +160,7 @@ def begin(
         meets: whether the ranks meet in collectives while they train.
 
     Returns:
-        What is to be called before each batch; None if nothing is tuned.
+        The tuner, to be called before each batch; None if nothing is tuned.
 
     Raises:
         ValueError: on every rank, if an option is wrong, or rank 0 cannot read or write a file.
@@ -177,9 +177,9 @@ def begin(
         return None
     assert steps is not None
     job = _job(model, ranks)
-    progress_here = tuning.progress if tuning is not None and tuning.job == job else None
-    everyone = allgather_object(progress_here, name="autotune/progress", process_set=ranks)
-    if progress_here is None or any(progress_there != progress_here for progress_there in everyone):
+    progress = tuning.progress if tuning is not None and tuning.job == job else None
+    everyone = allgather_object(progress, name="autotune/progress", process_set=ranks)
+    if progress is None or any(peer != progress for peer in everyone):
         # Functions of an earlier search belong to ranks that are no longer there.
         tuning = FitTuner(model, job, ranks)
         object.__setattr__(model, "_ringar_tuner", tuning)  # Keras' own would track it
@@ -192,7 +192,7 @@ def leave(model: keras.Model) -> Callable[[], None] | None:
     """End the epoch of `model` on this rank, before it joins those that go on.
 
     Returns:
-        What is to be called before each step that it joins; None if nothing is tuned.
+        The function to call before each step that it joins; None if nothing is tuned.
     """
     tuning = of(model)
     if tuning is None:
@@ -210,7 +210,7 @@ def _obstacle(model: keras.Model, steps: int | None, meets: bool) -> str:
     if steps is None:
         return "the steps of an epoch are not known; pass `steps_per_epoch` to `fit`"
     if steps < 2 * model.steps_per_execution:
-        return "an epoch has one step, which has no step behind it to measure it by"
+        return "an epoch has one step, and no later step by which to measure it"
     return ""
 
 

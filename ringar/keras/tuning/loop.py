@@ -1,4 +1,4 @@
-"""Autotune in loops of one's own: a step that is made anew when its settings change."""
+"""Autotune in custom training loops: a step that is made anew when its settings change."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-Its = ParamSpec("Its")
+Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
 def autotune(
-    make_step: Callable[[], Callable[Its, Result]],
+    make_step: Callable[[], Callable[Parameters, Result]],
     variables: Sequence[keras.Variable | tf.Variable],
     *,
     process_set: ProcessSet | None = None,
-) -> Callable[Its, Result]:
+) -> Callable[Parameters, Result]:
     """Tune a training step of your own where RINGAR_AUTOTUNE asks for it (docs/autotune.md).
 
     The result is called in the place of the step. During the search it makes the step anew when
@@ -74,7 +74,7 @@ def autotune(
     tuner = Tuner(job, options.read(os.environ), ranks, lambda: clock.now())
     step = make_step()
 
-    def tuned_step(*args: Its.args, **kwargs: Its.kwargs) -> Result:
+    def tuned_step(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         nonlocal step
         if not tuner.is_done and tuner.step_begins():
             step = make_step()

@@ -1,4 +1,4 @@
-"""The options of Autotune, which the environment has: RINGAR_AUTOTUNE and what begins with it."""
+"""The options of Autotune: variables of the environment that begin with RINGAR_AUTOTUNE."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MUST_AGREE = (VARIABLE, COMPRESSION_VARIABLE, WARMUP_VARIABLE, STEPS_VARIABLE, 
 
 @dataclass(frozen=True)
 class Options:
-    """Hold what the user asks for.
+    """Hold the options of Autotune.
 
     Attributes:
         compression: whether bfloat16 between hosts may be tried, which changes results.
@@ -65,7 +65,7 @@ def read(environ: Mapping[str, str]) -> Options:
 
 
 def description(environ: Mapping[str, str]) -> str:
-    """Return what must be the same on all ranks, as it is written; "" without Autotune."""
+    """Return the variables that must be the same on all ranks, as a text; "" without Autotune."""
     if environ.get(VARIABLE, "") in ("", "0"):
         return ""
     variables = {name: environ[name] for name in _MUST_AGREE if environ.get(name)}

@@ -1,11 +1,11 @@
-"""In which order settings are tried, and which of them stays.
+"""The order in which settings are tried, and the choice of those that stay.
 
 First come samples that do not count: the first steps of a job are slower. Then the defaults are
-measured, then what the sampler proposes. In the end the best and the defaults are measured in
+measured, then the proposals of the sampler. In the end the best and the defaults are measured in
 turns. The best one stays only if it is faster beyond the noise of these turns; else the defaults
 stay. So a search that was misled by a disturbance ends with the defaults.
 
-A search is a generator of samples. Who runs it measures each, and sends its seconds per step.
+A search is a generator of samples. Its caller measures each, and sends the seconds per step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sampler(Protocol):
         """Return settings to try; the first ones are the defaults."""
 
     def tell(self, seconds: float) -> None:
-        """Take what the last settings took."""
+        """Take the seconds of a step with the last settings."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class Choice:
 
     Attributes:
         settings: those that stay.
-        seconds: what a step took with them in the comparison, or in the search without one.
+        seconds: the time of a step with them in the comparison, or in the search without one.
         default_seconds: the same with the defaults.
-        tried: how many different settings were measured.
+        trials: the number of different settings that were measured.
     """
 
     settings: Settings
     seconds: float
     default_seconds: float
-    tried: int
+    trials: int
 
 
 def search(
@@ -99,15 +99,15 @@ def search(
 
 def _compare(best: Settings) -> Generator[Sample, float, tuple[list[float], list[float]]]:
     """Measure the best and the defaults in turns, each as often first."""
-    found: dict[Settings, list[float]] = {best: [], DEFAULTS: []}
+    times: dict[Settings, list[float]] = {best: [], DEFAULTS: []}
     for turn in range(TURNS):
         for settings in (best, DEFAULTS) if turn % 2 else (DEFAULTS, best):
             seconds = yield Sample("compare", settings)
-            found[settings].append(seconds)
-    return found[best], found[DEFAULTS]
+            times[settings].append(seconds)
+    return times[best], times[DEFAULTS]
 
 
-def is_faster(some: Sequence[float], others: Sequence[float]) -> bool:
-    """Return whether `some` are less than `others`, measured in turns with them, beyond noise."""
-    gains = [later - earlier for earlier, later in zip(some, others, strict=True)]
+def is_faster(seconds: Sequence[float], default_seconds: Sequence[float]) -> bool:
+    """Return whether `seconds` are less than the defaults', beyond the noise of their turns."""
+    gains = [default - step for step, default in zip(seconds, default_seconds, strict=True)]
     return mean(gains) > _T * stdev(gains) / math.sqrt(len(gains))

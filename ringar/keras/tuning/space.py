@@ -28,7 +28,7 @@ Plan = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Job:
-    """Describe what the settings are for.
+    """Describe the job that settings are for.
 
     Attributes:
         ranks: the number of ranks that train together.
@@ -47,7 +47,7 @@ class Space:
     """List what each setting may be.
 
     Args:
-        job: what the settings are for.
+        job: the job that the settings are for.
         compression: whether results may change.
 
     Attributes:
@@ -56,13 +56,13 @@ class Space:
     """
 
     def __init__(self, job: Job, compression: bool = False) -> None:
-        many = job.hosts > 1
+        spans_hosts = job.hosts > 1
         halves = job.ranks >= _LEAST_FOR_HALVING_DOUBLING
         dimensions: dict[str, tuple[Value, ...]] = {
             "bucket_bytes": _BUCKETS,
             "first_bucket_bytes": _FIRST_BUCKETS,
-            "algorithm": _ALGORITHMS[: 4 if halves else 3] if many else (None,),
-            "compression": ("none", "bf16") if compression and many else ("none",),
+            "algorithm": _ALGORITHMS[: 4 if halves else 3] if spans_hosts else (None,),
+            "compression": ("none", "bf16") if compression and spans_hosts else ("none",),
         }
         self.dimensions = {
             name: values
@@ -80,12 +80,10 @@ class Space:
 
     def settings(self, values: Mapping[str, Value]) -> Settings:
         """Return the first settings in the space that make the same step as these values."""
-        values_and_defaults = replace(DEFAULTS, **values)  # type: ignore[arg-type]
-        sizes = self._first[
-            Settings(values_and_defaults.bucket_bytes, values_and_defaults.first_bucket_bytes)
-        ]
+        proposal = replace(DEFAULTS, **values)  # type: ignore[arg-type]
+        sizes = self._first[Settings(proposal.bucket_bytes, proposal.first_bucket_bytes)]
         return replace(
-            values_and_defaults,
+            proposal,
             bucket_bytes=sizes.bucket_bytes,
             first_bucket_bytes=sizes.first_bucket_bytes,
         )

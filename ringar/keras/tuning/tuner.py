@@ -24,20 +24,20 @@ from ringar.keras.tuning.search import TURNS, Choice, Sample, search
 from ringar.keras.tuning.space import Job, Space
 
 _UNMEASURED = 2
-"""Steps behind a change that do not count: the first one is traced, the next fills caches."""
+"""Steps after a change that do not count: the first one is traced, the next fills caches."""
 
 _log = log.logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """Tell all ranks how it goes on.
+    """Tell all ranks how the search goes on.
 
     Attributes:
         settings: those of the next steps.
         is_last: whether they stay.
-        error: what has gone wrong on the first rank, or "".
-        lacks_library: whether that is a library that it lacks.
+        error: the error of the first rank, or "".
+        lacks_library: whether the error is that the rank lacks a library.
     """
 
     settings: Settings
@@ -50,8 +50,8 @@ class Director:
     """Search on the first rank: turn measured windows into decisions.
 
     Args:
-        job: what the settings are for.
-        options: what the user asks for.
+        job: the job that the settings are for.
+        options: the options of Autotune.
 
     Raises:
         UnsupportedError: Optuna is missing.
@@ -66,7 +66,7 @@ class Director:
         self._samples: Generator[Sample, float, Choice] | None = None
         self._sample = Sample("search", DEFAULTS)
         self._measured, self._says_so = 0, False
-        entry = self._known()
+        entry = self._stored_settings()
         if entry is not None or self._space.count == 1:
             self.first = Decision(entry or DEFAULTS, is_last=True)
             if entry is None:
@@ -82,8 +82,8 @@ class Director:
         self._sample = next(self._samples)
         self.first = Decision(self._sample.settings)
 
-    def _known(self) -> Settings | None:
-        """Return what the file of settings has for this job."""
+    def _stored_settings(self) -> Settings | None:
+        """Return the settings of this job in the file of settings, if it has any."""
         path = self._options.settings
         if path is None:
             return None
@@ -100,7 +100,7 @@ class Director:
         return None
 
     def decide(self, seconds: float) -> Decision:
-        """Take the seconds of a step of the last window, and return what comes next."""
+        """Take the seconds of a step of the last window, and return the next decision."""
         assert self._samples is not None
         self._measured += 1
         self._write(self._sample, seconds)
@@ -144,7 +144,7 @@ class Director:
                 _log.warning("Autotune: cannot keep the settings: %s", error)
         _log.info(
             "Autotune: tried %d settings and keeps %s: %.4g s per step, %.4g s with the defaults.",
-            choice.tried, choice.settings, choice.seconds, choice.default_seconds,
+            choice.trials, choice.settings, choice.seconds, choice.default_seconds,
         )  # fmt: skip
         return Decision(choice.settings, is_last=True)
 
@@ -153,8 +153,8 @@ class Tuner:
     """Measure windows on a rank, and take the decisions of the first one. Collective.
 
     Args:
-        job: what the settings are for; `hosts` is found out here.
-        options: what the user asks for.
+        job: the job that the settings are for; `hosts` is found out here.
+        options: the options of Autotune.
         ranks: those that train together.
         clock: returns seconds.
 
@@ -194,7 +194,7 @@ class Tuner:
         self._last: float | None = None
 
     def pause(self) -> None:
-        """Measure nothing until the next step: what comes between is no part of a step."""
+        """Measure nothing until the next step: the time until then is no part of a step."""
         self._last = None
 
     def end_training(self) -> None:
@@ -203,7 +203,7 @@ class Tuner:
             self._director.end_training()
 
     def step_begins(self, has_data: bool = True) -> bool:
-        """Note that a step begins, on all ranks; return whether its settings are others.
+        """Note that a step begins, on all ranks; return whether its settings have changed.
 
         The time between two calls is that of the step between them.
 
@@ -226,12 +226,12 @@ class Tuner:
 
     def _end_window(self, has_data: bool) -> bool:
         """Let rank 0 decide; return whether the settings change."""
-        seconds_here = median(self._times) if has_data else None
+        duration = median(self._times) if has_data else None
         self.measured += 1
-        of_ranks = allgather_object(seconds_here, **self._named("window"))
+        of_ranks = allgather_object(duration, **self._named("window"))
         self._times = []
-        seconds = [seconds_of_rank for seconds_of_rank in of_ranks if seconds_of_rank is not None]
-        if len(seconds) < len(of_ranks):  # this step is none of all ranks
+        seconds = [duration for duration in of_ranks if duration is not None]
+        if len(seconds) < len(of_ranks):  # not all ranks take this step
             return False
         decision, before = Decision(DEFAULTS), self.settings  # of rank 0 alone
         if self._director is not None:
@@ -253,5 +253,5 @@ class Tuner:
             )
         self.settings, self.is_done = decision.settings, decision.is_last
 
-    def _named(self, what: str) -> dict[str, Any]:
-        return {"name": f"autotune/{what}", "process_set": self._ranks}
+    def _named(self, label: str) -> dict[str, Any]:
+        return {"name": f"autotune/{label}", "process_set": self._ranks}

@@ -1,4 +1,4 @@
-"""Stage 3 of ZeRO: each rank keeps its slice of every weight, and gathers a layer's for its call.
+"""Stage 3 of ZeRO: each rank keeps slices of weights, and gathers a layer's weights for its call.
 
 units.py          which weights the call of a layer needs; how weights are cut, and made whole
 passes.py         a forward pass with its backward pass; its plan, for ranks without data
@@ -9,7 +9,7 @@ weight_slice.py   the storage of a sharded weight
 whole_weight.py   a gathered weight, as gradient tapes watch it
 graphs.py         the graphs in which a layer may read one
 recomputation.py  functions that read weights again in the backward pass
-session.py        the state of all that
+session.py        the state that these files share
 
 Slots of optimizers, for all stages:
 

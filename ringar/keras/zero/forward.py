@@ -1,4 +1,4 @@
-"""Models whose weights are sharded, in `evaluate` and `predict`: what Keras' functions must know.
+"""`evaluate` and `predict` of models whose weights are sharded.
 
 Every rank gathers weights for its batches, and needs all other ranks for it. So ranks that have
 fewer batches take part in the gatherings of the others until all have come to the end.
@@ -51,14 +51,14 @@ def leave(model: keras.Model) -> None:
     ranks = slice_of(next(filter(is_sharded, model.weights))).process_set
     executed, function = SESSION.scope.function or (model, "")
     plans = SESSION.plans.get(executed, {})
-    # That of the function that runs, or of another forward pass, or of training.
+    # The plan of the function that runs, or of another forward pass, or of training.
     name = min(plans, key=lambda name: (name == FIT, name != function), default=None)
     while round(float(ask(ranks, True, FORWARD)[1])) < or_all(ranks).size():
         if name is None:
             raise ValueError(
                 f"rank {place.rank()} | weights that are sharded: expected at least one batch on "
-                "every rank, received none on this one, which so does not know what the others "
-                "gather; give it one"
+                "every rank, received none on this one, which therefore does not know what the "
+                "others gather; give it one"
             )
         for gather in plans[name].gathers:
             gather()
@@ -75,7 +75,7 @@ def ending_together(original: Any) -> Any:
 
 
 def noting_plan(original: Any) -> Any:
-    """Note the plan of a function that is traced for one batch here, and used by others later."""
+    """Note the plan of a function that is traced for one batch here, and used again later."""
     function = original.__name__.replace("_on_batch", "").replace("test", "evaluate")
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,14 +86,14 @@ def noting_plan(original: Any) -> Any:
 
 
 def making_anew(original: Any) -> Any:
-    """Make a function again that has read whole weights, before they were sharded, or slices."""
+    """Make a function again if weights have been sharded, or made whole, since it was made."""
     name = original.__name__
 
     def make(self: Any, force: bool = False) -> Any:
         are_sharded = any(map(is_sharded, self.weights))
-        known = SESSION.sharded.setdefault(self, {})
-        force = force or known.get(name, False) is not are_sharded
-        known[name] = are_sharded
+        states = SESSION.sharded.setdefault(self, {})
+        force = force or states.get(name, False) is not are_sharded
+        states[name] = are_sharded
         return original(self, force)
 
     return make

@@ -10,7 +10,7 @@ with its backward pass, a unit costs
 
 Gatherings could all run when a step begins, and would hold all weights. So the gathering of a unit
 waits for the input of the unit before it, and that of the backward pass for the gradient that
-reaches the unit behind it: one layer is prefetched. The last unit keeps its weights, since its
+reaches the unit after it: one layer is prefetched. The last unit keeps its weights, since its
 backward pass follows at once. Vectors are kept, too.
 
 Every reading of a weight outside a unit is a gathering of its own.
@@ -43,7 +43,7 @@ class Unit:
         pass_: the pass.
         variables: the sharded variables.
         dtypes: for each, the dtype in which it is needed.
-        inputs: tensors that the unit needs, for the gathering of the unit behind it.
+        inputs: tensors that the unit needs, for the gathering of the unit after it.
         is_called: whether a layer, or several, are called with it.
         is_watched: whether a gradient by `inputs` may be asked for.
         reaches_back: whether the backward pass goes on to the unit before it.
@@ -86,7 +86,7 @@ class Unit:
         after = [*([] if self._before is None else self._before.inputs), pass_.answer]
         self._wholes = self._link(after) if records else self._gather(self._reads, after)
         self.weights = {
-            id(v): WholeWeight(v, whole) for v, whole in zip(variables, self._wholes, strict=True)
+            id(v): WholeWeight(v, tensor) for v, tensor in zip(variables, self._wholes, strict=True)
         }
 
     def leave(self, output: Any) -> Any:
@@ -109,7 +109,7 @@ class Unit:
         return outside
 
     def _link(self, after: Sequence[Any]) -> list[tf.Tensor]:
-        """Return the whole weights, whose gradients are reduced, and become those of slices."""
+        """Return the whole weights; their gradients are reduced to gradients of the slices."""
 
         @tf.custom_gradient
         def gather(*reads: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
@@ -117,7 +117,7 @@ class Unit:
 
         # A gradient of all weights has zeros for those that the loss does not depend on. The
         # links tell them apart: without an upstream gradient a link is not asked.
-        def linked(number: int, whole: tf.Tensor) -> tf.Tensor:
+        def linked(number: int, tensor: tf.Tensor) -> tf.Tensor:
             @tf.custom_gradient
             def link(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], Any]]:
                 def backward(upstream: Any) -> tf.Tensor:
@@ -126,9 +126,9 @@ class Unit:
 
                 return tf.identity(x), backward
 
-            return link(whole)
+            return link(tensor)
 
-        return [linked(i, whole) for i, whole in enumerate(gather(*self._reads))]
+        return [linked(i, tensor) for i, tensor in enumerate(gather(*self._reads))]
 
     def _gather(self, reads: Sequence[Any], after: Sequence[Any]) -> list[tf.Tensor]:
         name = f"weights/gather_{self._number}"
@@ -136,8 +136,10 @@ class Unit:
             gathered, self._slices, self._dtypes, name, self._pass.process_set
         )
         # Ranks must all compile a gathering, or none.
-        alone = tf.function(gather, jit_compile=True, autograph=False) if is_compiling() else gather
-        self._pass.plan.gathers.append(alone)
+        is_compiled = is_compiling()
+        self._pass.plan.gathers.append(
+            tf.function(gather, jit_compile=True, autograph=False) if is_compiled else gather
+        )
         self._pass.plan.entries.append(lambda _: gather())
         with tf.control_dependencies(local_tensors(after)):
             return gather(reads)
@@ -196,7 +198,7 @@ def gathered(
     process_set: ProcessSet | None,
     reads: Sequence[Any] | None = None,
 ) -> list[tf.Tensor]:
-    """Return whole weights; without `reads`, of what the slices are now."""
+    """Return whole weights; without `reads`, from the present values of the slices."""
     # Compiled code knows the shapes before, and needs equal numbers of rows.
     is_padded, tensors = is_compiling(), []
     reads = reads or [part.read() for part in slices]

@@ -55,10 +55,11 @@ def read(tensor: tf.Tensor, name: str) -> tf.Tensor:
     Raises:
         UnsupportedError: a `tf.function` inside a layer reads the weight.
     """
-    here = function_graph()
-    # Behind a function's own gradient is its graph, whose tensors are captured as usual.
-    is_inner = isinstance(here, func_graph.FuncGraph) and not here.name.startswith("__backward")
-    if not is_inner or here is getattr(tensor, "graph", None):
+    function = function_graph()
+    if not isinstance(function, func_graph.FuncGraph) or function is getattr(tensor, "graph", None):
+        return tensor
+    # The gradient of a function captures tensors of the function's graph as usual.
+    if function.name.startswith("__backward"):
         return tensor
     raise UnsupportedError(
         f'rank {place.rank()} | shard="weights": expected a layer whose call uses no tf.function, '
@@ -68,7 +69,7 @@ def read(tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def tracing_anew(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let TensorFlow trace functions anew that a layer calls, where other weights are sharded.
+    """Let TensorFlow trace functions that a layer calls anew when other weights are sharded.
 
     A function that has read a whole weight must not be used once the weight is sharded.
     """

@@ -58,7 +58,7 @@ class Offload:
         self.folder = folder
 
     def renewed(self) -> Offload:
-        """Return one with these settings, and without slots."""
+        """Return an offload with these settings, and without slots."""
         return type(self)(self.folder)
 
     def slot(self, part: Any, name: str, initializer: Any) -> Any:
@@ -111,7 +111,7 @@ class OnDisk(Offload):
             self.turn = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def slot(self, part: Any, name: str, initializer: Any) -> OnDiskSlot:
-        """Make a slot, as `Offload.slot` does. An error of the disk is told by `meet`."""
+        """Make a slot, as `Offload.slot` does. `meet` reports errors of the disk."""
         shape = tuple(int(d) for d in part.shape)
         slot = OnDiskSlot(self, name, shape, keras.backend.standardize_dtype(part.dtype))
         try:
@@ -119,7 +119,7 @@ class OnDisk(Offload):
         except OSError as error:
             self._failure = error
         initial = keras.initializers.get(initializer)
-        if not isinstance(initial, keras.initializers.Zeros):  # of which a new file is made
+        if not isinstance(initial, keras.initializers.Zeros):  # a new file has zeros
             with tf.init_scope():
                 slot.assign(initial(shape, dtype=slot.dtype))
         return slot
@@ -128,7 +128,7 @@ class OnDisk(Offload):
         """Check on all ranks whether each has room for its slots. Collective.
 
         Raises:
-            OSError: on every rank, if one has not.
+            OSError: on every rank, if one has no room.
             UnsupportedError: XLA compiles the step.
         """
         if is_compiling():
@@ -156,7 +156,7 @@ class OnDisk(Offload):
         return self.folder or os.environ.get(FOLDER_VARIABLE) or tempfile.gettempdir()
 
     def _reserve(self, nbytes: int) -> int:
-        """Return the place of so many new bytes in the file."""
+        """Reserve new bytes in the file, and return their place."""
         self._has_met = False
         begin, self._bytes = self._bytes, self._bytes + nbytes
         if self._file is None:
@@ -166,7 +166,7 @@ class OnDisk(Offload):
         return begin
 
     def read(self, begin: int, array: np.ndarray) -> np.ndarray:
-        """Fill an array with what is at a place in the file."""
+        """Fill an array from a place in the file."""
         view = array.reshape(-1).view(np.uint8).data
         count = 0
         while self._file is not None and self._failure is None and count < len(view):
@@ -183,7 +183,7 @@ class OnDisk(Offload):
     def in_turn(
         self, function: Callable[..., np.ndarray], inputs: list[tf.Tensor], dtype: str
     ) -> tf.Tensor:
-        """Return what `function` makes of arrays, in a graph, behind all that came before."""
+        """Return the result of `function` on arrays, in a graph, after all earlier turns."""
 
         def take_turn(turn: np.ndarray, *arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             return function(*arrays), turn
@@ -225,7 +225,7 @@ class OnDiskSlot(StandIn):
 
     @property
     def value(self) -> OnDiskSlot:
-        """What stands for TensorFlow's variable in one of Keras."""
+        """The slot itself, in the place of TensorFlow's variable in one of Keras."""
         return self
 
     @property
@@ -253,7 +253,7 @@ class OnDiskSlot(StandIn):
         tensor = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
         self._file.in_turn(self._store, [tensor], self.dtype)
 
-    # Of sparse gradients, which a rank alone has.
+    # For sparse gradients, which only a single rank has.
 
     def scatter_update(self, rows: tf.IndexedSlices) -> None:
         """Replace rows."""
@@ -279,8 +279,8 @@ class OnDiskSlot(StandIn):
 KINDS: dict[Kind, type[Offload]] = {"memory": Offload, "disk": OnDisk}
 
 
-def made(kind: Kind | None, folder: str | os.PathLike[str] | None) -> Offload | None:
-    """Return what makes slots, from the arguments of `DistributedOptimizer`.
+def offload_of(kind: Kind | None, folder: str | os.PathLike[str] | None) -> Offload | None:
+    """Return the offload for the arguments of `DistributedOptimizer`.
 
     Raises:
         ValueError: an argument is out of range.

@@ -34,7 +34,7 @@ class Plan:
         gathers: those of the forward pass.
         entries: each runs one collective, and adds the gradients that it gets to its argument, by
             the keys of slices.
-        variables: those whose step ends the pass, once it has come.
+        variables: those of the step that ends the pass, once it has come.
         record: the record of the training step, if it is one.
     """
 
@@ -94,7 +94,7 @@ class Pass:
     """Gather the units of one forward pass, and reduce their gradients.
 
     Args:
-        trainer: what reduces gradients; None: no step follows, or frozen weights have no trainer.
+        trainer: reduces gradients; None: no step follows, or frozen weights have no trainer.
         process_set: the ranks.
         batch: tensors of the batch.
     """
@@ -156,13 +156,13 @@ def current(trainer: Trainer | None, process_set: ProcessSet | None) -> Pass:
     if graph is not None:
         _refuse_nested(graph, call)
     passes = _passes(graph, call, phase)
-    known = passes.get((trainer, phase))
-    is_over = graph is None and known is not None and known.step is not share.current()
-    if known is None or is_over:
-        known = Pass(trainer, process_set, [] if call is None else call.batch)
-        passes[trainer, phase] = known
-    _remember(known.plan, phase)
-    return known
+    pass_ = passes.get((trainer, phase))
+    is_over = graph is None and pass_ is not None and pass_.step is not share.current()
+    if pass_ is None or is_over:
+        pass_ = Pass(trainer, process_set, [] if call is None else call.batch)
+        passes[trainer, phase] = pass_
+    _remember(pass_.plan, phase)
+    return pass_
 
 
 def _passes(graph: Any, call: Call | None, phase: Phase) -> Passes:
@@ -192,12 +192,12 @@ def train_with(trainer: Trainer) -> None:
 
 
 def _trainer_of_step(process_set: ProcessSet | None) -> Trainer | None:
-    """Return the trainer of the step, in whose pass weights are gathered that have none."""
+    """Return the trainer of the step, whose pass also gathers weights without a trainer."""
     ranks, step = or_all(process_set).ranks, share.current()
-    known = SESSION.trainers.get(tuple(ranks))
+    reference = SESSION.trainers.get(tuple(ranks))
     exchange = None if step is None else step.exchange
     reduction = None if exchange is None else exchange.reduction
-    for trainer in (reduction, None if known is None else known()):
+    for trainer in (reduction, None if reference is None else reference()):
         if isinstance(trainer, Trainer) and or_all(trainer.process_set).ranks == ranks:
             return trainer
     return None
@@ -206,11 +206,11 @@ def _trainer_of_step(process_set: ProcessSet | None) -> Trainer | None:
 def end_pass(trainer: Trainer, variables: Sequence[Any] | None) -> tf.Tensor | None:
     """End the pass whose gradients were reduced, and return the answer to its first message."""
     passes = _passes(graphs.graph(), None, Phase.TRAINING)
-    known = passes.pop((trainer, Phase.TRAINING), None)
-    if known is None:
+    pass_ = passes.pop((trainer, Phase.TRAINING), None)
+    if pass_ is None:
         return None
-    known.plan.variables = variables
-    return known.answer
+    pass_.plan.variables = variables
+    return pass_.answer
 
 
 def _refuse_nested(graph: Any, call: Call | None) -> None:

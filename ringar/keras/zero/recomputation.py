@@ -1,6 +1,6 @@
 """Functions with gradients of their own, which read whole weights again in the backward pass.
 
-The gradient function of `tf.recompute_grad` and of `tf.custom_gradient` runs behind the call of its
+The gradient function of `tf.recompute_grad` and of `tf.custom_gradient` runs after the call of its
 layer. It sees the weights that its forward function has seen.
 """
 

@@ -1,8 +1,8 @@
 """Gathered weights that a graph does not keep between the forward and the backward pass.
 
 The backward pass of a layer reads the weights, and would keep them from the forward pass on. So its
-ops are given the results of a second all-gather instead. The values are the same, bit for bit: what
-cannot be redirected only lives longer.
+ops are given the results of a second all-gather instead. The values are the same, bit for bit: a
+weight whose readers cannot be redirected only lives longer.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _VIEWS = {"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"
 
 
 def place() -> int:
-    """Return a number between those of the ops before and behind this place in a graph."""
+    """Return a number between those of the ops before and after this place in a graph."""
     op: Any = tf.no_op()
     return int(op._id)
 
 
 def redirect(old: tf.Tensor, new: tf.Tensor, since: int) -> int:
-    """Let ops that were added behind `since` read `new` in the place of `old`.
+    """Let ops that were added after `since` read `new` in the place of `old`.
 
     Args:
         old: a tensor of the forward pass.
-        new: an equal one, of an op that comes before those.
+        new: an equal tensor, of an op that comes before those ops.
         since: a `place` before the backward pass.
 
     Returns:
@@ -40,7 +40,7 @@ def redirect(old: tf.Tensor, new: tf.Tensor, since: int) -> int:
             for number in places:
                 op._update_input(number, new)
                 count += 1
-        elif op.type in _VIEWS and places == [0] and any(_late(op.outputs[0], since)):
+        elif op.type in _VIEWS and places == [0] and any(_backward_reads(op.outputs[0], since)):
             copy = op.graph.create_op(
                 op.type,
                 [new, *list(op.inputs)[1:]],
@@ -53,9 +53,9 @@ def redirect(old: tf.Tensor, new: tf.Tensor, since: int) -> int:
     return count
 
 
-def _late(tensor: tf.Tensor, since: int) -> Iterator[bool]:
+def _backward_reads(tensor: tf.Tensor, since: int) -> Iterator[bool]:
     """Yield whether consumers of a tensor, and of its views, are ops of the backward pass."""
     for op in tensor.consumers():
         yield op._id > since
         if op.type in _VIEWS:
-            yield from _late(op.outputs[0], since)
+            yield from _backward_reads(op.outputs[0], since)

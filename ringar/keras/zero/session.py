@@ -1,8 +1,8 @@
-"""What a process knows of sharded weights: the phase, the passes, the plans, the weights in sight.
+"""The state of sharded weights in a process: the phase, the passes, the plans, the visible weights.
 
 A weight is read as an attribute of a layer, which passes no arguments. So the reader asks the
-session of the process. What holds in one place of a program only, such as in the call of a layer,
-is its `Scope`. All else holds everywhere.
+session of the process. Its `Scope` holds in one place of the program only, such as the call of a
+layer. All else holds everywhere.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Files of sharded models: they hold whole slots and weights, as those of a plain optimizer.
 
-The first rank writes, and no rank ever holds more than one whole slot or weight. While Keras walks
-through the model on the first rank, and comes to one, that rank asks the others for it, and all
+The first rank writes, and no rank ever holds more than one whole slot or weight. When Keras, on its
+way through the model on the first rank, comes to one, that rank asks the others for it, and all
 gather it; then it is in the file, and forgotten. The others answer until the first rank has ended,
-with an error or without. A backup is restored in the same way, in the other direction. So
-`model.save` and `model.save_weights` are for all ranks to call. A rank that reads a file of its own
-accord, as `model.load_weights` does, reads its slices of it, and needs no other rank.
+with an error or without. A backup is restored in the same way, in the other direction. So all ranks
+call `model.save` and `model.save_weights`. A rank that reads a file of its own accord, as
+`model.load_weights` does, reads its slices of it, and needs no other rank.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Leader:
         self._ask("gather", slot)
         return joined(slot, part, _NAME)
 
-    def scatter(self, slot: keras.Variable, part: VariableSlice, whole: np.ndarray) -> None:
+    def scatter(self, slot: keras.Variable, part: VariableSlice, value: np.ndarray) -> None:
         """Give each rank its slice of a whole slot."""
         self._ask("scatter", slot)
-        whole = np.asarray(whole, np.asarray(slot.numpy()).dtype)
-        _take(slot, part, whole.reshape(part.whole.shape), self._root)
+        value = np.asarray(value, np.asarray(slot.numpy()).dtype)
+        _take(slot, part, value.reshape(part.whole.shape), self._root)
 
     def lead(self, action: Callable[[], Any]) -> Any:
         """Run an action that asks for slots, then let the other ranks go."""
@@ -69,7 +69,7 @@ class Leader:
             broadcast_object(None, self._root, **self._where)
 
     def answer(self) -> None:
-        """Take part in what the first rank asks for, until it has ended."""
+        """Take part in the requests of the first rank, until it has ended."""
         request: tuple[str, int] | None
         while (request := broadcast_object(None, self._root, **self._where)) is not None:
             verb, number = request
@@ -86,7 +86,7 @@ class Leader:
 
 
 def _sliced(model: keras.Model) -> list[tuple[Any, VariableSlice]]:
-    """Return what holds slices: the model's weights, and its optimizers' slots, with the slices."""
+    """Return the variables that hold slices, weights and optimizers' slots, with the slices."""
     weights = [slice_of(weight) for weight in model.weights if is_sharded(weight)]
     return [(part.storage, part) for part in weights] + [
         (slot, part)
@@ -96,11 +96,11 @@ def _sliced(model: keras.Model) -> list[tuple[Any, VariableSlice]]:
     ]
 
 
-def _take(slot: keras.Variable, part: VariableSlice, whole: np.ndarray, root: int) -> None:
+def _take(slot: keras.Variable, part: VariableSlice, value: np.ndarray, root: int) -> None:
     """Take this rank's slice of the whole slot of `root`, if that is one of this rank's part."""
     if root in or_all(part.ranks.copies).ranks:
-        whole = np.asarray(broadcast(whole, root, name=_NAME, process_set=part.ranks.copies))
-        slot.assign(part.of_array(whole))
+        value = np.asarray(broadcast(value, root, name=_NAME, process_set=part.ranks.copies))
+        slot.assign(part.of_array(value))
 
 
 def exchange_of(model: keras.Model) -> Exchange | None:
@@ -139,8 +139,8 @@ def on_first_rank_of(
     Args:
         model: the model, on every rank.
         action: as for `first`, as all others.
-        caller: the public name of what the user has called.
-        deed: what is done, for errors.
+        caller: the public name of the function that the user has called.
+        deed: the deed, for errors.
         process_set: the ranks concerned.
     """
     where: dict[str, Any] = {"caller": caller, "deed": deed, "process_set": process_set}
@@ -173,7 +173,7 @@ def save(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
 
 
 def load(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
-    """Take the variables of an optimizer from a store of Keras, and of slots this rank's slices.
+    """Take the variables of an optimizer from a store of Keras, and this rank's slices of slots.
 
     Args:
         optimizer: the optimizer, or a `LossScaleOptimizer` around it.
@@ -234,8 +234,8 @@ def exporting(original: Any) -> Any:
                 original(self, filepath, *args, **kwargs)
 
         if any(map(is_sharded, self.weights)):
-            what = f"to export to {str(filepath)!r}"
-            on_first_rank_of(self, write, "export", what, ranks_of(self))
+            deed = f"to export to {str(filepath)!r}"
+            on_first_rank_of(self, write, "export", deed, ranks_of(self))
         else:
             original(self, filepath, *args, **kwargs)
 

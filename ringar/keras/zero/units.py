@@ -1,4 +1,4 @@
-"""Which weights are gathered together: those of a layer that is called, or of a named group."""
+"""The units of gathering: the weights of a layer that is called, or of a named group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
 from ringar.keras.exchange import exchange_of
-from ringar.keras.variable_slices import is_overwritten
+from ringar.keras.reduction import is_overwritten
 from ringar.keras.zero import graphs, passes, weight_slice
 from ringar.keras.zero.gathering import Unit
 from ringar.keras.zero.session import SESSION, Call, Phase
@@ -44,7 +44,7 @@ def gather_together(*layers: keras.layers.Layer) -> None:
     it. Name larger groups where layers are small, and smaller ones inside a large layer of yours.
 
     Args:
-        *layers: layers that a model calls one behind the other; or one model or layer inside
+        *layers: layers that a model calls one after the other; or one model or layer inside
             another, which then is gathered as one.
 
     Example:
@@ -59,7 +59,7 @@ def gather_together(*layers: keras.layers.Layer) -> None:
 
 @contextmanager
 def sharded_weights(process_set: ProcessSet | None = None) -> Iterator[None]:
-    """Return a context in which each new weight that is trained is sharded as soon as it is there.
+    """Return a context in which each new trained weight is sharded as soon as it is made.
 
     It is for models that one rank cannot hold: train them with
     `ringar.DistributedOptimizer(optimizer, shard="weights")`. A rank never holds more than one
@@ -100,10 +100,10 @@ def cut(variable: Any, process_set: ProcessSet | None) -> WeightSlice:
             "optimizer.build(model.trainable_variables) on every rank first"
         )
     install()
-    whole = tf.convert_to_tensor(variable)
+    value = tf.convert_to_tensor(variable)
     name = "weights/first"
-    variable.assign(broadcast(whole, ranks.ranks[0], name=name, process_set=process_set))
-    del whole
+    variable.assign(broadcast(value, ranks.ranks[0], name=name, process_set=process_set))
+    del value
     return WeightSlice(variable, process_set, _read)
 
 
@@ -148,7 +148,7 @@ def _dtype_of(layer: keras.layers.Layer, variable: Any) -> tf.DType:
 
 
 def most_gathered(model: keras.Model, bytes_of: Callable[[Any], int]) -> int:
-    """Return the most bytes of trained weights in two units behind each other, as layers lie.
+    """Return the most bytes of trained weights in two successive units, in the layers' order.
 
     Args:
         model: a built model, sharded or not.
@@ -189,7 +189,7 @@ def _sharded_in(
                 if variables.get(id(variable), (None, dtype))[1] != dtype:
                     dtype = slice_of(variable).storage.dtype
                 variables[id(variable)] = variable, dtype
-        inner = [each for each in layer._layers if getattr(each, _GROUP, group) is group]
+        inner = [child for child in layer._layers if getattr(child, _GROUP, group) is group]
         for key, entry in _sharded_in(inner, group).items():
             variables.setdefault(key, entry)
     return variables
@@ -269,7 +269,7 @@ def cutting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def training_whole_weights(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Let weights be whole again where a model trains that shards nothing."""
+    """Make weights whole again for a model that trains without slices."""
 
     def make_train_function(self: Any, force: bool = False) -> Any:
         trainers = [slice_of(v).trainer for v in self.trainable_variables if is_sharded(v)]
@@ -282,7 +282,7 @@ def training_whole_weights(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def building_whole_weights(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Let weights be whole again for an optimizer that knows no slices."""
+    """Make weights whole again for an optimizer that knows no slices."""
 
     def build_whole(self: Any, variables: Any) -> None:
         exchange = exchange_of(self)  # a `LossScaleOptimizer` may hold the one that has slices

@@ -44,7 +44,7 @@ class WeightSlice(VariableSlice):
         reader: returns the whole value of the variable, in the dtype of its layer.
 
     Attributes:
-        trainer: what reduces the gradients of the slice, once an optimizer trains it.
+        trainer: reduces the gradients of the slice, once an optimizer trains it.
     """
 
     trainer: Any = None
@@ -57,14 +57,14 @@ class WeightSlice(VariableSlice):
     ) -> None:
         super().__init__(variable, SliceRanks(process_set, process_set))
         self.process_set = process_set
-        whole = variable.value
-        self._name, self._key = str(whole.name), whole._unique_id
+        weight = variable.value
+        self._name, self._key = str(weight.name), weight._unique_id
         self.reader = reader
-        elements = self.of_array(whole.numpy())
-        with tf.device(whole.device):
-            self._value = tf.Variable(elements, dtype=whole.dtype, name=variable.name)
-        nothing = tf.zeros([0], whole.dtype)
-        gen_resource_variable_ops.assign_variable_op(whole.handle, nothing, validate_shape=False)
+        elements = self.of_array(weight.numpy())
+        with tf.device(weight.device):
+            self._value = tf.Variable(elements, dtype=weight.dtype, name=variable.name)
+        nothing = tf.zeros([0], weight.dtype)
+        gen_resource_variable_ops.assign_variable_op(weight.handle, nothing, validate_shape=False)
         self.take(variable)
 
     def take(self, variable: Any) -> None:
@@ -104,7 +104,7 @@ class ShardedMixin:
 
     @property
     def value(self) -> Any:
-        """The whole value: in a layer that was gathered that of the layer, else a collective."""
+        """The whole value: that of the gathered layer, or else by a collective."""
         if stateless_scope.in_stateless_scope():
             scope = stateless_scope.get_stateless_scope()
             value = scope.get_current_value(self)
@@ -115,7 +115,7 @@ class ShardedMixin:
 
     @property
     def handle(self) -> tf.Tensor:
-        """The resource of the slice; in the layer that was gathered, for its tapes, the whole."""
+        """The resource of the slice; in a gathered layer the whole weight, for its tapes."""
         weight = weight_in_sight(self)
         return self._slice.storage.handle if weight is None else weight.handle
 
@@ -163,23 +163,23 @@ def whole_value(slot: Any, part: VariableSlice, name: str) -> np.ndarray:
     Args:
         slot: this rank's slice of it.
         part: the slice of the variable that it belongs to.
-        name: of the message, unless the first rank asks for the value.
+        name: the name of the message, unless the first rank asks for the value.
     """
     leader = SESSION.scope.leader
     return joined(slot, part, name) if leader is None else leader.gather(slot, part)
 
 
-def make_whole(variable: Any, whole: Any) -> WeightSlice:
+def make_whole(variable: Any, value: Any) -> WeightSlice:
     """Give a sharded weight its whole storage back, and return its slice.
 
     Args:
         variable: the weight.
-        whole: its whole value.
+        value: its whole value.
     """
     part = slice_of(variable)
     with tf.init_scope(), tf.device(part.storage.device):
         variable.__class__ = type(variable).__bases__[1]
-        variable._initialize(whole)
+        variable._initialize(value)
     del variable._slice
     SESSION.storages += 1
     return part

@@ -21,23 +21,23 @@ class WholeWeight(tf.Variable, tf.__internal__.types.Tensor):
 
     Args:
         variable: the sharded variable of Keras.
-        whole: the tensor.
+        weight: the tensor.
     """
 
     _should_act_as_resource_variable = True
     trainable = True
 
-    def __init__(self, variable: Any, whole: tf.Tensor) -> None:
-        self.variable, self._whole = variable, whole
+    def __init__(self, variable: Any, weight: tf.Tensor) -> None:
+        self.variable, self._weight = variable, weight
 
     @property
     def handle(self) -> tf.Tensor:
         """The whole weight, in the function under construction."""
-        return graphs.read(self._whole, self.name)
+        return graphs.read(self._weight, self.name)
 
     def announce(self) -> None:
         """Tell tapes, and functions with gradients of their own, that they read the weight."""
-        _ = self.handle  # what it refuses would be lost in the tapes
+        _ = self.handle  # may raise, and an error within the tapes would be lost
         if self.variable.trainable:
             pywrap_tfe.TFE_Py_TapeVariableAccessed(self)
             pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed(self)
@@ -50,12 +50,12 @@ class WholeWeight(tf.Variable, tf.__internal__.types.Tensor):
     @property
     def dtype(self) -> tf.DType:
         """The dtype in which the layer reads the weight."""
-        return self._whole.dtype
+        return self._weight.dtype
 
     @property
     def shape(self) -> tf.TensorShape:
         """The shape of the whole weight."""
-        return self._whole.shape
+        return self._weight.shape
 
     def ref(self) -> Any:
         """Return a hashable reference, as `tf.Variable.ref` does."""

@@ -113,7 +113,7 @@ def test_the_defaults_come_first_and_again_in_turns_with_the_best() -> None:
     assert turns[0] is DEFAULTS
     assert turns[2] is best
     assert choice.seconds == pytest.approx(0.8)
-    assert (choice.settings, choice.default_seconds, choice.tried) == (best, 1.0, 3)
+    assert (choice.settings, choice.default_seconds, choice.trials) == (best, 1.0, 3)
 
 
 def test_the_defaults_stay_unless_another_is_faster_beyond_noise() -> None:
@@ -183,7 +183,7 @@ def test_proposals_lead_to_the_least_of_all_steps() -> None:
 def test_a_small_space_is_tried_in_full() -> None:
     space = Space(Job(2, 1, SPECS[:2]))
     _, choice = run(space, BayesianSampler(space), lambda s: 2.0 - (s != DEFAULTS), 0, 20)
-    assert choice.tried == space.count == 2
+    assert choice.trials == space.count == 2
     assert choice.settings != DEFAULTS
 
 

@@ -37,7 +37,7 @@ class KerasState(TensorFlowKerasState):
 
 
 class CommitStateCallback(keras.callbacks.Callback):
-    """Commit a state after every so many batches, and at the end of each epoch.
+    """Commit a state after every `batches_per_commit` batches, and at the end of each epoch.
 
     Args:
         state: the state.

@@ -1,4 +1,4 @@
-"""The functions of Horovod's Keras modules: those of TensorFlow, on what Keras has."""
+"""The functions of Horovod's Keras modules: its functions of TensorFlow, for values of Keras."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringar.horovod.tensorflow.gradients import Groups, Settings, groups_of
 from ringar.horovod.tensorflow.optimizer import layers_of, of_keras
 from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job.process_sets import ProcessSet
-from ringar.keras.training_state import optimizers
+from ringar.keras.share import optimizers_of
 from ringar.sharding.slots import inner_optimizer
 
 
@@ -53,7 +53,7 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
             step of the optimizer, whose `iterations` count batches.
         average_aggregated_gradients: divide the sum by that number.
         num_groups: deprecated; `groups` takes its place.
-        groups: reduce gradients in so many groups, or those of the variables in each list together.
+        groups: the number of groups of gradients, or a list of variables for each group.
         process_set: the ranks that reduce; others train alone.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
 
@@ -175,8 +175,8 @@ def load_model(
         ValueError: the file is no model.
     """
     del legacy_opts
-    objects = {one.__name__: one for one in custom_optimizers or ()} | dict(custom_objects or {})
+    objects = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, objects)
-    for optimizer in optimizers(model):
+    for optimizer in optimizers_of(model):
         DistributedOptimizer(inner_optimizer(optimizer), compression=compression)
     return model

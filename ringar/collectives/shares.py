@@ -1,9 +1,9 @@
 """Averages of gradients in which each rank counts with its share of the examples.
 
-A control vector travels in front of the gradients. It has the rows of this rank's batch, and tells
+A control vector travels before the gradients. It has the rows of this rank's batch, and tells
 whether the rank takes part without data, and whether it asks all ranks to stop. The engine does the
 arithmetic (tf_ops/engine/shares.h), and only if shares differ. Code that is compiled for a GPU does
-it in the graph, where XLA fuses it, and carries no wish to stop.
+it in the graph, where XLA fuses it, and sends no request to stop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_SHARES = 0
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """Hold what a rank says in front of its gradients.
+    """Hold the values of a rank's control vector.
 
     Attributes:
         rows: the rows of the rank's batch, a number or a scalar tensor; or `WHOLE`.
@@ -90,8 +90,8 @@ def allreduce(
             outputs = list(collectives.run_tensors(call, values))
         else:
             with branches.behind():
-                heard, *outputs = _run(call, control, values, ranks.size())
-            answer = heard if answer is None else answer
+                reply, *outputs = _run(call, control, values, ranks.size())
+            answer = reply if answer is None else answer
         for place, output in zip(places, outputs, strict=False):
             results[place] = compression.decompress(output, pairs[place][1])
     if answer is None:
@@ -114,7 +114,7 @@ def _run(call: Call, control: Control, values: list[tf.Tensor], size: int) -> Se
 def _run_in_graph(
     call: Call, control: Control, values: list[tf.Tensor], size: int
 ) -> list[tf.Tensor]:
-    """Do in TensorFlow what the engine does to arrays in the memory of a host."""
+    """Compute in TensorFlow the average that the engine computes in the memory of a host."""
     if call.mean:
         raise UnsupportedError(
             call.refusal(
@@ -142,7 +142,7 @@ def _run_in_graph(
 
 
 def begin_training() -> None:
-    """Forget who asked to stop, and what a full batch is; all ranks do so at the same place."""
+    """Reset the requests to stop and the size of a full batch, at the same place on all ranks."""
     native.library().ringar_begin_training()
 
 
@@ -152,7 +152,7 @@ def ask_to_stop(asks: bool) -> None:
 
 
 def stop_was_seen() -> bool:
-    """Return whether a rank was seen to ask all ranks to stop."""
+    """Return whether a rank has asked all ranks to stop, as far as this rank has seen."""
     return bool(native.library().ringar_stop_was_seen())
 
 

@@ -46,8 +46,8 @@ def check(gradients: Sequence[Gradient], kinds: Sequence[Kind], source: str) -> 
 
     Args:
         gradients: the gradients of a push.
-        kinds: what the shard has.
-        source: whose push it is, in the message.
+        kinds: the variables of the shard.
+        source: the push, for the message.
     """
     if len(gradients) != len(kinds):
         raise MismatchError(
@@ -64,7 +64,7 @@ def check(gradients: Sequence[Gradient], kinds: Sequence[Kind], source: str) -> 
 
 
 def _problem(gradient: Gradient, kind: Kind) -> str:
-    """Return what is wrong with a gradient, or an empty string."""
+    """Return the fault of a gradient, or an empty string."""
     if gradient is None:
         return ""
     values, shape = _values(gradient), kind.shape

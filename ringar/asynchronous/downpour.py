@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ringar.asynchronous.gradients import Gradient, Rows, copy
+from ringar.asynchronous.gradients import Gradient, Rows, copy, merged
 from ringar.asynchronous.parameter_server import ParameterServer
 from ringar.asynchronous.replica import Pulled, Replica
 from ringar.asynchronous.replication import Replication, replicating
@@ -298,11 +298,8 @@ def _sum(total: Gradient, gradient: Gradient) -> Gradient:
     if total is None or gradient is None:
         return copy(gradient) if total is None else total
     if isinstance(total, Rows) and isinstance(gradient, Rows):
-        rows = np.concatenate([total.indices, gradient.indices])
-        indices, places = np.unique(rows, return_inverse=True)
-        values = np.zeros((indices.size, *total.values.shape[1:]), total.values.dtype)
-        np.add.at(values, places, np.concatenate([total.values, gradient.values]))
-        return Rows(indices, values)
+        indices = np.concatenate([total.indices, gradient.indices])
+        return merged(Rows(indices, np.concatenate([total.values, gradient.values])))
     dense, addend = (gradient, total) if isinstance(total, Rows) else (total, gradient)
     assert isinstance(dense, np.ndarray)
     result = dense.copy() if dense is gradient else dense

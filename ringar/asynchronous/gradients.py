@@ -88,6 +88,16 @@ def copy(gradient: Gradient) -> Gradient:
     return None if gradient is None else gradient.copy()
 
 
+def merged(rows: Rows) -> Rows:
+    """Return a sparse gradient with its equal rows added up; the same one if there are none."""
+    indices, places = np.unique(rows.indices, return_inverse=True)
+    if indices.size == rows.indices.size:
+        return rows
+    values = np.zeros((indices.size, *rows.values.shape[1:]), rows.values.dtype)
+    np.add.at(values, places, rows.values)
+    return Rows(indices, values)
+
+
 def weighted_mean(gradients: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
     """Return the sum of `weights[i] * gradients[i]` over the sum of `weights`.
 

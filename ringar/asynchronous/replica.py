@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from ringar.asynchronous.gradients import Gradient, Rows
+from ringar.asynchronous.gradients import Gradient, Rows, merged
 from ringar.asynchronous.mailboxes import Ack, Header, Mailboxes, Published, ShardPlace
 from ringar.asynchronous.partition import Description, whole_values
 from ringar.asynchronous.turnstile import Turnstile
@@ -292,18 +292,13 @@ class Replica:
         return gradient.astype(variable.dtype, copy=False)
 
     def _merged(self, rows: Rows, variable: Description) -> Rows:
-        """Return rows with those of equal numbers added up."""
+        """Return a sparse gradient with its equal rows added up, after a look at its shape."""
         if rows.indices.ndim != 1 or len(rows.indices) != len(rows.values):
             raise self._refusal(
                 f"as many rows of {variable.name!r} as numbers of rows",
                 f"values of shape {rows.values.shape} for numbers of shape {rows.indices.shape}",
             )
-        indices, places = np.unique(rows.indices, return_inverse=True)
-        if indices.size == rows.indices.size:
-            return rows
-        values = np.zeros((indices.size, *rows.values.shape[1:]), rows.values.dtype)
-        np.add.at(values, places, rows.values)
-        return Rows(indices, values)
+        return merged(rows)
 
     def _refusal(self, expected: str, received: str) -> MismatchError:
         return MismatchError(self._call.refusal(expected, received, "Nothing was pushed."))

@@ -116,17 +116,20 @@ class Service:
             time.sleep(_LONGEST)
 
     def _has_read(self, worker: int) -> bool:
-        if all(served.has_left(worker) for served in self._shards):
-            return True
+        has_left = all(served.has_left(worker) for served in self._shards)
+        return has_left or self._death_of(worker) is not None
+
+    def _death_of(self, worker: int) -> PeerLostError | None:
+        """Return the error that shows a worker's death; None if it seems to live."""
         rank = self._workers[worker]
         try:
             if rank != self._rank:
                 self._mailboxes.control.version(rank, 0)
-        except PeerLostError:
-            return True
+        except PeerLostError as error:
+            return error
         except DeadlineError:
             pass  # it is slow, or stopped
-        return False
+        return None
 
     def _run(self) -> None:
         try:
@@ -188,16 +191,12 @@ class Service:
         """Check from time to time whether workers are alive."""
         while self._participants.intersection(workers) and self._thread.is_alive():
             for worker in self._participants.intersection(workers):
-                rank = self._workers[worker]
                 try:
-                    if rank != self._rank:
-                        self._mailboxes.control.version(rank, 0)
-                except PeerLostError as error:
-                    self._dead[worker] = error
-                except DeadlineError:
-                    continue  # it is slow, or stopped
+                    death = self._death_of(worker)
                 except NotInitializedError:
                     return
+                if death is not None:
+                    self._dead[worker] = death
             time.sleep(_LOOK_AFTER_WORKERS)
 
 

@@ -81,7 +81,7 @@ class Variables:
         return [_array(variable) for variable in self.optimizer.variables]
 
     def assign(self, values: Sequence[np.ndarray], slots: Sequence[np.ndarray]) -> None:
-        """Set the variables and those of the optimizer."""
+        """Set the variables and the optimizer's variables."""
         for variable, value in zip(self._variables, values, strict=True):
             variable.assign(value)
         for variable, value in zip(self.optimizer.variables, slots, strict=True):

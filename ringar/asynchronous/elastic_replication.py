@@ -19,7 +19,7 @@ class ElasticReplication(Replication):
     """Draw a worker's parameters and the server's towards each other.
 
     Args:
-        server: the server. Its optimizer subtracts what is pushed, as `SGD(1.0)` does.
+        server: the server. Its optimizer subtracts pushes, as `SGD(1.0)` does.
         period: the steps between exchanges.
         alpha: the part of the difference by which both move.
     """

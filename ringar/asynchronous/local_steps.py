@@ -7,8 +7,8 @@ is part of the training step, whether XLA compiles it or not: a conditional whos
 collectives.
 
 Ranks count with the rows on which they have trained since the last exchange. A rank whose data has
-ended exchanges what it has, and then takes part without rows until the others have ended, too: the
-epoch's end is the end of a period.
+ended exchanges its steps so far, and then takes part without rows until the others have ended, too:
+the epoch's end is the end of a period.
 """
 
 from __future__ import annotations

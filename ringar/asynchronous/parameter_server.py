@@ -215,7 +215,7 @@ class ParameterServer:
         """
         if self._versions is None:
             raise self._refusal(
-                "a pull before the first push", "none", "A push tells what it was computed from."
+                "a pull before the first push", "none", "Call `pull`: a push tells its versions."
             )
         self.replica.push(gradients, self._versions, rate)
 
@@ -236,7 +236,7 @@ class ParameterServer:
     def new_shards(
         self, values: Sequence[np.ndarray], optimizer: keras.optimizers.Optimizer
     ) -> list[Shard]:
-        """Return shards as those of this server, for `ringar.asynchronous.replay`.
+        """Return shards like this server's, for `ringar.asynchronous.replay`.
 
         Args:
             values: the values of all variables when the server was made.
@@ -284,7 +284,7 @@ class ParameterServer:
         if self._model is None:
             return
         if workers_are_lost:
-            _log.warning("Workers were lost: the moving statistics stay those of each rank.")
+            _log.warning("Workers were lost: each rank keeps its own moving statistics.")
             return
         if self.is_worker:
             moving_statistics.combine(self._model, self.workers)

@@ -24,7 +24,7 @@ __all__ = ["Entry", "Push", "Rows", "Shard"]
 
 @dataclass(frozen=True)
 class Push:
-    """Hold what a worker sends to a shard.
+    """Hold the gradients of a worker's step for a shard.
 
     Attributes:
         worker: the worker's number, from 0.
@@ -52,7 +52,7 @@ class Shard:
         number: the shard's number.
         values: the variables' values to begin with.
         optimizer: an optimizer of Keras, not built, for this shard alone.
-        control: which pushes make an update, and who waits.
+        control: which pushes make an update, and which workers wait.
         workers: the number of workers, which are numbered from 0.
         names: the variables' names, as in the model.
         traced: whether an update is a `tf.function`. False is for a thread of a process whose
@@ -163,7 +163,7 @@ class Shard:
         self._entries.append(entry)
 
     def leave(self, worker: int) -> bool:
-        """Wait no longer for a worker, which has ended or died. What it has pushed counts.
+        """Wait no longer for a worker, which has ended or died. Its pushes count.
 
         Args:
             worker: the worker's number. It may have left before.
@@ -177,7 +177,7 @@ class Shard:
         return self.version != version
 
     def update(self, pushes: Sequence[Push]) -> None:
-        """Apply pushes as one update, whatever the staleness control says. The log is not changed.
+        """Apply pushes as one update, without the staleness control. The log is not changed.
 
         Args:
             pushes: one or more pushes; their order does not matter.

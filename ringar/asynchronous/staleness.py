@@ -329,7 +329,7 @@ class Judge:
         return self._control.limit(self, worker)
 
     def leave(self, worker: int) -> None:
-        """Wait for `worker` no longer. What it has pushed counts."""
+        """Wait for `worker` no longer. Its pushes count."""
         self.active.discard(worker)
 
     def slowest(self) -> int:

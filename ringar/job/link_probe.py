@@ -7,7 +7,7 @@ if MPI has to connect the hosts first.
 - Latency: every host's first rank sends a few bytes to the next host and receives from the one
   before, all at once, as in every round of a ring or of recursive doubling. Groups of eight such
   rounds are timed, and the median group counts: within a group rounds are short and long in turn
-  where the ranks are out of step, since messages wait for those who come late.
+  where the ranks are out of step, since messages wait for late ranks.
 - Bandwidth: the same with larger messages, until one takes 15 ms and eight latencies or is 16 MiB,
   then four of these without a pause. The median of the last three counts: token buckets, of clouds
   and of `tc qdisc ... tbf`, let a first burst pass faster. The bytes travel as in the ring, in

@@ -2,7 +2,7 @@
 
 A functional or sequential model is a graph of symbolic tensors, each of which knows the layer that
 made it. The graph is followed back to the layer that begins a plane. The layers of
-`ringar.parallel.partitioned` say by `plane_after` what they read and write. Every other operation
+`ringar.parallel.partitioned` tell their planes by `plane_after`. Every other operation
 on a tile must treat each pixel by itself, as activations, dropout and sums do, so that it needs
 nothing from other tiles. The rest is refused by name.
 

@@ -97,7 +97,7 @@ def replace(
 
     Args:
         optimizer: a built Keras optimizer that trains whole variables.
-        parts: what it shall train instead: slices of these variables, or a variable itself.
+        parts: what it trains in their place: slices of these variables, or a variable itself.
         make: makes the slots; None: as variables of Keras.
     """
     for name, values in list(vars(optimizer).items()):
@@ -134,7 +134,7 @@ def _variable(part: Any, name: str, initializer: Any) -> keras.Variable:
 def with_nested(optimizer: keras.optimizers.Optimizer) -> Iterator[Any]:
     """Yield `optimizer` and the optimizers in its attributes.
 
-    Those of a `MultiOptimizer` that chooses them by a function are there once it is built.
+    A `MultiOptimizer` that chooses its optimizers by a function has them once it is built.
     """
     yield optimizer
     for nested in optimizers_within(list(vars(optimizer).values())):

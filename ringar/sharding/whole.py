@@ -1,4 +1,4 @@
-"""The whole value of a variable that is cut, or of a slot in slices, from those of all ranks."""
+"""The whole value of a variable that is cut, or of a slot in slices, from all ranks' parts."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_others_are_known_by_their_variables(
 ) -> None:
     start = other_launchers.of_job(environ)
     assert start is not None
-    assert re.search(what, start.what)
+    assert re.search(what, start.origin)
     assert start.command(["t.py"]) == f"ringarrun {command}"
 
 

@@ -187,7 +187,7 @@ def _machine() -> Iterator[Finding]:
 def _calibrations(section: str) -> Iterator[Finding]:
     """Yield the measurements of earlier jobs on this machine, by number of ranks."""
     lines = [
-        f"{calibration.describe(kind.ranks, n)} ({kind.path})" for kind, n in calibration.kept()
+        f"{calibration.describe(kind.ranks, n)} ({kind.path})" for kind, n in calibration.entries()
     ]
     none = f"none yet in {calibration.folder()}; the next job makes one, or ringarrun --calibrate"
     for line in lines or [none]:

@@ -1,11 +1,12 @@
 """Training without an exchange in every step.
 
 Functions such as `ringar.LocalSGD` take an optimizer of Keras, as `ringar.DistributedOptimizer`
-does, and return it with another way of exchanging. `compile`, `fit`, callbacks and files work as
-with that one. `ringar.Codistillation` takes a model, and exchanges between groups of ranks.
+does, and return it with another exchange. `compile`, `fit`, callbacks and files work as with
+`DistributedOptimizer`. `ringar.Codistillation` takes a model, and exchanges between groups of
+ranks.
 
-Controls such as `ringar.SoftSync` say what a shard of a parameter server does with the pushes of
-workers. Runs of such shards can be replayed and simulated in one process, by the functions here.
+Controls such as `ringar.SoftSync` define how a shard of a parameter server uses the pushes of
+workers. The functions here replay and simulate runs of such shards in one process.
 """
 
 from ringar.asynchronous.downpour import Downpour as Downpour
@@ -28,7 +29,7 @@ from ringar.asynchronous.staleness import StalenessControl
 from ringar.asynchronous.staleness import StaleSynchronous as StaleSynchronous
 from ringar.asynchronous.turnstile import Turnstile
 
-# Beside those that are names of `ringar` itself.
+# In addition to the names that `ringar` itself exports.
 __all__ = [
     "Entry",
     "Gradient",

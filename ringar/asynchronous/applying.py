@@ -18,7 +18,7 @@ from ringar.sharding.slots import with_nested
 _ALIGNMENT = 64
 """Bytes to whose multiples TensorFlow's kernels expect memory to be aligned."""
 _LEAST_SHARED = 1 << 16
-"""Bytes from which on a tensor is made on an array's memory; a copy of fewer is faster."""
+"""The least bytes for which a tensor uses an array's memory; a copy of fewer is faster."""
 
 
 class Variables:
@@ -29,7 +29,7 @@ class Variables:
         optimizer: an optimizer of Keras that is not built.
         names: the variables' names, as in the model.
         traced: whether an update is a `tf.function`, which needs a free thread of TensorFlow's
-            pool. Else its ops run one by one, in the caller's thread.
+            pool. Otherwise its ops run one by one, in the caller's thread.
         originals: the model's variables, whose rows these are; their constraints hold here, too.
 
     Attributes:
@@ -62,7 +62,7 @@ class Variables:
             Kind(name, tuple(value.shape), np.asarray(value).dtype)
             for name, value in zip(names, values, strict=True)
         ]
-        # An optimizer of the user might keep a gradient itself in a slot: it gets copies.
+        # A user's optimizer might keep a gradient itself in a slot, so it gets copies.
         self._is_of_keras = all(
             type(part).__module__.startswith("keras.") for part in with_nested(optimizer)
         )
@@ -81,7 +81,7 @@ class Variables:
         return [_array(variable) for variable in self.optimizer.variables]
 
     def assign(self, values: Sequence[np.ndarray], slots: Sequence[np.ndarray]) -> None:
-        """Set the variables and those of the optimizer."""
+        """Set the variables and the optimizer's variables."""
         for variable, value in zip(self._variables, values, strict=True):
             variable.assign(value)
         for variable, value in zip(self.optimizer.variables, slots, strict=True):
@@ -200,9 +200,9 @@ def _slices(indices: tf.Tensor, values: tf.Tensor, variable: keras.Variable) -> 
 
 @contextmanager
 def _rate_times(optimizer: Any, factor: tf.Tensor) -> Iterator[None]:
-    """Multiply the learning rate by `factor` for what is traced in the body.
+    """Multiply the learning rate by `factor` for the ops of the body.
 
-    Gradients times the factor would not do: Adam and others do not depend on their scale.
+    To scale the gradients would not do: Adam and others do not depend on their scale.
     """
     rate = keras.ops.convert_to_tensor(optimizer.learning_rate)
     scaled = rate * tf.cast(factor, rate.dtype)

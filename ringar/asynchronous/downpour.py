@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ringar.asynchronous.gradients import Gradient, Rows, copy
+from ringar.asynchronous.gradients import Gradient, Rows, copy, merged
 from ringar.asynchronous.parameter_server import ParameterServer
 from ringar.asynchronous.replica import Pulled, Replica
 from ringar.asynchronous.replication import Replication, replicating
@@ -36,9 +36,9 @@ def Downpour(  # the paper's name
     Dean et al. 2012, section 4.1. In each step the worker applies its gradient to its own
     parameters by `optimizer`. After every `n_push` steps it pushes the sum of the gradients since
     the last push, and after every `n_fetch` steps it replaces its parameters by the server's.
-    Nobody waits for other workers, unless the server's `control` says so. A callback that changes
-    the learning rate of `optimizer` changes that of the shards by the same factor, unless the
-    server's optimizer follows a schedule, which counts the updates of a shard.
+    No worker waits for others, unless the server's `control` says so. A callback that changes the
+    learning rate of `optimizer` changes that of the shards by the same factor, unless the server's
+    optimizer follows a schedule, which counts the updates of a shard.
 
     Args:
         optimizer: a `keras.optimizers.Optimizer`, or the name of one; in the paper, SGD. The object
@@ -47,11 +47,11 @@ def Downpour(  # the paper's name
         server: the server of the model's trainable variables, on a rank that works.
         n_fetch: the steps between fetches.
         n_push: the steps between pushes.
-        warm_start: the first worker alone trains until the shards have as many updates. The others
-            begin with these parameters, and leave out their first batch; or when the first worker
-            has ended, or died.
-        overlap: push and fetch in another thread, while the next steps are computed. A fetch then
-            returns what was read `n_fetch` steps before.
+        warm_start: the updates of the shards for which the first worker trains alone. The others
+            then begin with these parameters, and leave out their first batch. They begin, too, when
+            the first worker has ended or died.
+        overlap: push and fetch in another thread, during the next steps. A fetch then returns the
+            parameters that were read `n_fetch` steps before.
 
     Returns:
         `optimizer`, whose class is now `Distributed<class>`, as that of
@@ -105,11 +105,11 @@ def Downpour(  # the paper's name
 
 
 class Pace:
-    """Push and fetch after as many steps as it is told: what a step does outside of TensorFlow.
+    """Push and fetch at intervals of steps: the part of a step that runs outside TensorFlow.
 
     Args:
         replica: this worker's end of the server.
-        versions: those of the parameters with which the worker begins.
+        versions: the versions of the parameters with which the worker begins.
         n_fetch: the steps between fetches.
         n_push: the steps between pushes.
         warm_start: the updates that shards must have before the first step.
@@ -128,7 +128,7 @@ class Pace:
         self._replica, self._versions = replica, versions
         self._n_fetch, self._n_push, self._warm_start = n_fetch, n_push, warm_start
         self._accrued: list[Gradient] = []
-        self._oldest = versions  # of what has accrued
+        self._oldest = versions  # of the accrued gradients
         self._thread = ThreadPoolExecutor(1, "ringar replica") if overlap else None
         self._pushing: Future[None] | None = None
         self._fetching: Future[Pulled] | None = None
@@ -138,7 +138,7 @@ class Pace:
         """Take the gradients of a step, push if it is time; return whether to fetch."""
         self.steps += 1
         if self.steps == 1 and self._warm_start:
-            # Its gradient is of the parameters before the warm start.
+            # Drop this gradient: it is of the parameters before the warm start.
             self._replica.wait_for_version(self._warm_start)
             return True
         self._accrue(gradients)
@@ -150,20 +150,20 @@ class Pace:
         """Return the parameters to go on with."""
         if self._thread is None:
             return self._take(self._replica.pull())
-        under_way = self._fetching or self._thread.submit(self._replica.pull)
-        fetched = under_way.result()
+        transfer = self._fetching or self._thread.submit(self._replica.pull)
+        fetched = transfer.result()
         self._fetching = self._thread.submit(self._replica.pull)
         return self._take(fetched)
 
     def newest(self, rate: float) -> list[np.ndarray]:
-        """Push what has accrued, and return the parameters with it."""
+        """Push the accrued gradients, and return the parameters after them."""
         self._push(rate)
         self._wait()
         self._fetching = None
         return self._take(self._replica.pull())
 
     def finish(self, rate: float) -> None:
-        """Push what has accrued, and end the thread."""
+        """Push the accrued gradients, and end the thread."""
         self._push(rate)
         self._wait()
         if self._thread is not None:
@@ -185,9 +185,9 @@ class Pace:
         self._pushing = self._thread.submit(self._replica.push, accrued, self._oldest, rate)
 
     def _wait(self) -> None:
-        for under_way in (self._pushing, self._fetching):
-            if under_way is not None:
-                under_way.result()
+        for transfer in (self._pushing, self._fetching):
+            if transfer is not None:
+                transfer.result()
         self._pushing = None
 
     def _accrue(self, gradients: Sequence[Gradient]) -> None:
@@ -222,13 +222,12 @@ class DownpourReplication(Replication):
         tensors, rebuild = _flat(pushed)
 
         def step(factor: np.ndarray, counts: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
-            made = rebuild(arrays)
-            gradients = made if counts else [None] * len(made)
+            gradients = [gradient if counts else None for gradient in rebuild(arrays)]
             return [np.asarray(self._pace.step(gradients, float(factor)))]
 
         rate = tf.cast(self._factor(), tf.float64)
-        due = [tf.TensorSpec([], tf.bool)]
-        self._is_due = host_call(step, [rate, counts, *tensors], due, "Downpour")[0]
+        specs = [tf.TensorSpec([], tf.bool)]
+        self._is_due = host_call(step, [rate, counts, *tensors], specs, "Downpour")[0]
 
     @tf.autograph.experimental.do_not_convert
     def end_step(self) -> None:
@@ -236,11 +235,11 @@ class DownpourReplication(Replication):
         self.replace(self._is_due, self._pace.fetch)
 
     def newest(self) -> list[np.ndarray]:
-        """Push what has accrued, and fetch."""
+        """Push the accrued gradients, and fetch."""
         return self._pace.newest(float(self._factor()))
 
     def finish(self) -> None:
-        """Push what is left."""
+        """Push the accrued gradients, and end the thread."""
         self._pace.finish(float(self._factor()))
 
     def _factor(self) -> Any:
@@ -299,11 +298,8 @@ def _sum(total: Gradient, gradient: Gradient) -> Gradient:
     if total is None or gradient is None:
         return copy(gradient) if total is None else total
     if isinstance(total, Rows) and isinstance(gradient, Rows):
-        rows = np.concatenate([total.indices, gradient.indices])
-        indices, places = np.unique(rows, return_inverse=True)
-        values = np.zeros((indices.size, *total.values.shape[1:]), total.values.dtype)
-        np.add.at(values, places, np.concatenate([total.values, gradient.values]))
-        return Rows(indices, values)
+        indices = np.concatenate([total.indices, gradient.indices])
+        return merged(Rows(indices, np.concatenate([total.values, gradient.values])))
     dense, addend = (gradient, total) if isinstance(total, Rows) else (total, gradient)
     assert isinstance(dense, np.ndarray)
     result = dense.copy() if dense is gradient else dense

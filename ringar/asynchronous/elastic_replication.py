@@ -16,10 +16,10 @@ from ringar.collectives.host_call import host_call
 
 
 class ElasticReplication(Replication):
-    """Draw a worker's parameters and the server's to each other.
+    """Draw a worker's parameters and the server's towards each other.
 
     Args:
-        server: the server. Its optimizer subtracts what is pushed, as `SGD(1.0)` does.
+        server: the server. Its optimizer subtracts pushes, as `SGD(1.0)` does.
         period: the steps between exchanges.
         alpha: the part of the difference by which both move.
     """
@@ -31,7 +31,7 @@ class ElasticReplication(Replication):
 
     @tf.autograph.experimental.do_not_convert
     def end_step(self) -> None:
-        """Count the step, and exchange behind the last one of a period."""
+        """Count the step, and exchange after the last one of a period."""
 
         def count() -> list[np.ndarray]:
             self._since += 1

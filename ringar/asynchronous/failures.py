@@ -1,7 +1,7 @@
-"""The first error of a rank, told to those that will miss it.
+"""The first error of a rank, told to the ranks that depend on it.
 
-A rank that fails writes its error into the memory of all others before it leaves. Where another
-rank then finds it gone, in a step or at the end, it raises that error and not its own.
+A rank that fails writes its error into the memory of all others before it leaves. A rank that then
+finds it gone, in a step or at the end, raises that error and not its own.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Failures:
 
     Args:
         process_set: the ranks.
-        caller: the public name of what the user has called.
-        name: that of the memory, equal on all ranks.
+        caller: the public name of the function that the user has called.
+        name: the name of the memory, equal on all ranks.
     """
 
     def __init__(self, process_set: ProcessSet | None, caller: str, name: str) -> None:
@@ -52,7 +52,7 @@ class Failures:
                     self._window.put(rank, record, me * _BYTES)
 
     def first(self, error: BaseException) -> BaseException:
-        """Return the error to raise in the place of one that may follow from another rank's."""
+        """Return another rank's error if `error` may follow from it, else the cause of `error`."""
         cause = _cause(error)
         if not isinstance(cause, RingarError | tf.errors.OpError):
             return error
@@ -67,5 +67,5 @@ class Failures:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the error of Python that ended a step of TensorFlow, or the error itself."""
+    """Return the Python error that ended a step of TensorFlow, or the error itself."""
     return host_call.cause_of(error) or error

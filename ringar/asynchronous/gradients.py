@@ -46,8 +46,8 @@ def check(gradients: Sequence[Gradient], kinds: Sequence[Kind], source: str) -> 
 
     Args:
         gradients: the gradients of a push.
-        kinds: what the shard has.
-        source: whose push it is, in the message.
+        kinds: the variables of the shard.
+        source: the push, for the message.
     """
     if len(gradients) != len(kinds):
         raise MismatchError(
@@ -64,7 +64,7 @@ def check(gradients: Sequence[Gradient], kinds: Sequence[Kind], source: str) -> 
 
 
 def _problem(gradient: Gradient, kind: Kind) -> str:
-    """Return what is wrong with a gradient, or an empty string."""
+    """Return the fault of a gradient, or an empty string."""
     if gradient is None:
         return ""
     values, shape = _values(gradient), kind.shape
@@ -86,6 +86,16 @@ def copy(gradient: Gradient) -> Gradient:
     if isinstance(gradient, Rows):
         return Rows(gradient.indices.copy(), gradient.values.copy())
     return None if gradient is None else gradient.copy()
+
+
+def merged(rows: Rows) -> Rows:
+    """Return a sparse gradient with its equal rows added up; the same one if there are none."""
+    indices, places = np.unique(rows.indices, return_inverse=True)
+    if indices.size == rows.indices.size:
+        return rows
+    values = np.zeros((indices.size, *rows.values.shape[1:]), rows.values.dtype)
+    np.add.at(values, places, rows.values)
+    return Rows(indices, values)
 
 
 def weighted_mean(gradients: Sequence[Gradient], weights: Sequence[float]) -> Gradient:

@@ -1,4 +1,4 @@
-"""Parameter averaging, with what may stand on top of it: `LocalSGD`, `DiLoCo`, `EASGD`."""
+"""Parameter averaging, and methods on top of it: `LocalSGD`, `DiLoCo`, `EASGD`."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ def LocalSGD(  # the paper's name
     `ringar.join(optimizer)`. Each rank counts in the average with the rows that it has trained on
     in the period.
 
-    What is not averaged differs between ranks within a period: metrics and moving statistics of
-    `BatchNormalization`, which become those of all ranks at the end of an epoch, and the
-    optimizer's slots, which stay those of the rank unless `average` says otherwise.
+    Within a period ranks differ in all state that is not averaged. Metrics and moving statistics of
+    `BatchNormalization` become those of all ranks at the end of an epoch. The optimizer's slots
+    stay those of the rank unless `average` says otherwise.
 
     Args:
         optimizer: a `keras.optimizers.Optimizer`, or the name of one. The object itself becomes
             distributed and keeps its state.
         period: the steps of a period; or a function of the number of steps taken (an int64 scalar)
             that returns them, and is part of the traced step.
-        warmup_steps: as many first steps have a period of one step: post-local SGD (Lin et al.
-            2020).
+        warmup_steps: the number of first steps that have a period of one step: post-local SGD (Lin
+            et al. 2020).
         average: "parameters"; or "parameters+slots", to average also the slots of the optimizer
             that have the size of a variable, such as Adam's moments.
-        outer: what is done with the average. None: it is taken. A `ringar.SlowMo`: slow momentum.
+        outer: the use of the average. None: ranks go on from it. A `ringar.SlowMo`: slow momentum.
             An optimizer: it takes a step from the parameters x0 at the beginning of the period,
             with the gradient x0 - mean(x).
         compression: the form in which x0 - x is sent, as for `ringar.DistributedOptimizer`.
@@ -171,11 +171,11 @@ def EASGD(  # the paper's name
 
     Ranks keep different parameters x, drawn to a common center. At the end of a period, with
     d = x - center: x <- x - alpha d, and center <- center + beta mean(d), where alpha = beta / p
-    on p ranks. An epoch ends a period, and in it all ranks take the center, which `fit` evaluates
-    and saves; so do those of a loop of your own in `ringar.join(optimizer)`.
+    on p ranks. An epoch ends a period; then all ranks take the center, which `fit` evaluates and
+    saves. In a loop of your own, `ringar.join(optimizer)` does so.
 
     With a `server` no worker waits for another one, and the server's parameters are the center:
-    behind a period a worker takes d = alpha (x - center), and x <- x - d, center <- center + d. The
+    after a period a worker takes d = alpha (x - center), and x <- x - d, center <- center + d. The
     end of an epoch, and `close` of the server, end a period there, too.
 
     Args:
@@ -215,7 +215,7 @@ def EASGD(  # the paper's name
 
 
 def _check_center(server: ParameterServer) -> None:
-    """Expect a server that adds each push by itself, times -1, and nothing else."""
+    """Expect a server that subtracts each push by itself, and does nothing else."""
     config = settings(server.optimizer)
     is_plain = isinstance(server.optimizer, keras.optimizers.SGD) and (
         config == settings(keras.optimizers.SGD(1.0))

@@ -1,14 +1,14 @@
-"""Steps of each rank's own, and an exchange of parameters after every period of them.
+"""Local steps of each rank, and an exchange of parameters after every period of them.
 
 A *period* begins with equal parameters x0 on all ranks (or with those of the rank, in EASGD). In
 it each rank takes optimizer steps with its own gradients, and nothing is sent. At its end a
-`ringar.asynchronous.rules.Rule` says what the ranks average and what becomes of the parameters.
-All of it is part of the training step, whether XLA compiles it or not: a conditional whose
-branches hold the collectives.
+`ringar.asynchronous.rules.Rule` defines the averages of the ranks and the new parameters. All of it
+is part of the training step, whether XLA compiles it or not: a conditional whose branches hold the
+collectives.
 
 Ranks count with the rows on which they have trained since the last exchange. A rank whose data has
-ended exchanges what it has, and then takes part without rows until the others have ended, too: the
-epoch's end is the end of a period.
+ended exchanges its steps so far, and then takes part without rows until the others have ended, too:
+the epoch's end is the end of a period.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class LocalSteps(Period):
 
     Args:
         period: the steps of a period.
-        warmup_steps: in as many first steps a period has one step.
-        rule: what is averaged, and what becomes of it.
+        warmup_steps: the number of first steps whose periods have one step.
+        rule: defines the averages and the new parameters.
         mean: how ranks average.
         with_slots: also average the optimizer's slots.
     """
@@ -72,7 +72,7 @@ class LocalSteps(Period):
         if variables is None:
             raise ValueError(
                 "`trainable_variables` must be passed with the gradients, or the optimizer be "
-                "built: what they are is averaged. Received: trainable_variables=None"
+                "built: the variables are averaged. Received: trainable_variables=None"
             )
         if membership.is_elastic():
             raise UnsupportedError(
@@ -113,9 +113,9 @@ class LocalSteps(Period):
         )
         variables = self._rule.variables
         share.record(lambda _: end_period(), [None] * len(variables), variables)
-        taken = self._counts.add(rows if are_known else 1.0)
+        steps = self._counts.add(rows if are_known else 1.0)
         self._rule.note_step(self._rate, self._counts.since.read_value())
-        act_if(self._counts.since.read_value() >= self._steps_of_period(taken), end_period)
+        act_if(self._counts.since.read_value() >= self._steps_of_period(steps), end_period)
         self._rate = None
 
     def flush(self) -> None:
@@ -129,10 +129,10 @@ class LocalSteps(Period):
             self._rule.settle()
             _constrain(self._rule.variables)
 
-    def _steps_of_period(self, taken: tf.Tensor) -> tf.Tensor:
-        steps = self._period(taken) if callable(self._period) else self._period
+    def _steps_of_period(self, count: tf.Tensor) -> tf.Tensor:
+        steps = self._period(count) if callable(self._period) else self._period
         steps = tf.maximum(tf.cast(steps, tf.int64), 1)
-        return tf.where(taken <= self._warmup_steps, tf.constant(1, tf.int64), steps)
+        return tf.where(count <= self._warmup_steps, tf.constant(1, tf.int64), steps)
 
     @tf.autograph.experimental.do_not_convert
     def _combine(self, rows_are_known: bool = True) -> tf.Tensor:

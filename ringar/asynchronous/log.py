@@ -1,4 +1,4 @@
-"""The log of a shard: what became of each push, in the order in which pushes were taken."""
+"""The log of a shard: the fate of each push, in the order in which pushes were taken."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ HELD = -2
 LOST = -3
 """`Entry.update` of a push that never came: its worker died when other shards had got theirs.
 
-It tells from which version of the shard the worker has computed what the others have applied.
+The entry tells from which version of the shard the worker has computed the gradients that the
+others have applied.
 """
 
 

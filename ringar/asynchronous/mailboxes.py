@@ -1,21 +1,22 @@
-"""Where parameters and gradients lie between the workers and the shards of a parameter server.
+"""The memory through which workers and shards of a parameter server pass parameters and gradients.
 
-Each rank has a part of two windows. In that of a rank which serves shards lie, per shard:
+Each rank has a part of two windows. The parts of a rank that serves shards have, per shard:
 
     data      values | values | mailbox of worker 0 | mailbox of worker 1 | ...
     control   published | header 0, ack 0 | header 1, ack 1 | ...
 
 *Pull.* A shard has two buffers for its values, used in turn: each publication goes to the other
 one. `published` tells the newest publication and its version, and which publication is being
-written. So a worker has read one version, whole, if its buffer was not begun anew meanwhile.
+written. So a worker has read one whole version if no later publication to its buffer has begun.
 
 *Push.* A worker writes its gradients to its mailboxes, then a header with a new number to
-`control`, and rings. The shard reads the gradients where they lie, and acknowledges the number: the
+`control`, and rings. The shard reads the gradients in place, and acknowledges the number: the
 mailbox is free again. A worker that dies before the header has pushed nothing, one that dies after
-it all. Headers follow when all mailboxes are full: if one shard has got a push, all know of it.
+it everything. Headers follow when all mailboxes are full: if one shard has got a push, all know of
+it.
 
-A header, an acknowledgement (ack) and `published` are a chunk of the window each, and so seen whole
-or not at all.
+A header, an acknowledgement (ack) and `published` are one chunk of the window each, so that a
+reader sees all of it or nothing.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ Arrays = list[np.ndarray]
 
 
 class Published(NamedTuple):
-    """Tell what lies in a shard's buffers.
+    """Describe the contents of a shard's buffers.
 
     Attributes:
-        version: that of the newest publication. A push may make several updates, and so the
-            versions in between are not published.
+        version: that of the newest publication. A push may make several updates; the versions in
+            between are not published.
         publication: the number of the newest publication.
         writing: the number of the one that is being written, or of the newest.
         failed: whether the shard has failed.
@@ -63,16 +64,16 @@ class Published(NamedTuple):
         return self.publication % 2
 
     def is_overwritten(self, later: Published) -> bool:
-        """Return whether its buffer may have been written since, by what is published later."""
+        """Return whether publications up to `later` may have overwritten the buffer."""
         return later.writing >= self.publication + 2
 
 
 class Header(NamedTuple):
-    """Tell of a push.
+    """Announce a push.
 
     Attributes:
-        number: of the worker's headers to the shard, from 1.
-        version: that of the values which the gradients were computed from.
+        number: the number among the worker's headers to the shard, from 1.
+        version: the version of the values that the gradients were computed from.
         step: the number of the worker's push, from 0.
         rate: the bits of the factor by which the worker has changed its learning rate.
         has_ended: whether the worker pushes no more, 2 if it has failed. Such a header comes
@@ -87,25 +88,25 @@ class Header(NamedTuple):
 
 
 PULLED = 5
-"""The place, in the record of a header, of the number of steps for which the worker has pulled.
+"""The place in a header's record of the number of steps for which the worker has pulled.
 
 Only runs with a `ringar.asynchronous.Turnstile` write it.
 """
 
 
 class Ack(NamedTuple):
-    """Tell a worker which of its headers was taken, and before which push it must wait."""
+    """Tell a worker which header was taken last, and before which push it must wait."""
 
-    taken: int
+    header: int
     limit: int
 
 
 class ShardPlace:
-    """Know where one shard lies in the windows of its rank.
+    """Locate one shard in the windows of its rank.
 
     Args:
         rank: the rank that serves it.
-        pieces: what the shard holds.
+        pieces: the pieces of the shard.
         workers: the number of workers.
         data: the first byte of the shard in the rank's part of the data.
         control: its first record.
@@ -116,7 +117,7 @@ class ShardPlace:
     ) -> None:
         self.rank, self.pieces, self.workers = rank, list(pieces), workers
         ends = np.cumsum([0, *(aligned(piece.bytes) for piece in pieces)])
-        self._begins, self.values_bytes = [int(end) for end in ends[:-1]], int(ends[-1])
+        self._starts, self.values_bytes = [int(end) for end in ends[:-1]], int(ends[-1])
         self._head_bytes = aligned(8 * (_ANNOUNCED + len(self.pieces)))
         self._mailbox_bytes = self._head_bytes + self.values_bytes
         self._data, self._control = data, control
@@ -146,25 +147,25 @@ class ShardPlace:
     def views(self, memory: np.ndarray) -> Arrays:
         """Return an array per piece on bytes that hold values."""
         return [
-            memory[begin : begin + piece.bytes].view(piece.whole.dtype).reshape(piece.shape)
-            for begin, piece in zip(self._begins, self.pieces, strict=True)
+            memory[begin : begin + piece.bytes].view(piece.description.dtype).reshape(piece.shape)
+            for begin, piece in zip(self._starts, self.pieces, strict=True)
         ]
 
     def offsets(self, values: Arrays) -> list[tuple[int, np.ndarray]]:
-        """Return what to write to a buffer for values: offsets in it, and bytes."""
-        return [(at, _bytes_of(value)) for at, value in zip(self._begins, values, strict=True)]
+        """Return the bytes to write to a buffer for values, with their offsets in it."""
+        return [(at, _bytes_of(value)) for at, value in zip(self._starts, values, strict=True)]
 
     def parts(
         self, gradients: Sequence[Gradient], step: int, version: int
     ) -> list[tuple[int, np.ndarray]]:
-        """Return what to write to a mailbox for a push: offsets in it, and bytes."""
+        """Return the bytes to write to a mailbox for a push, with their offsets in it."""
         head = np.full(_ANNOUNCED + len(self.pieces), _ABSENT, np.int64)
         head[:_ANNOUNCED] = step + 1, version
         counts = head[_ANNOUNCED:]
         body = self._head_bytes
         pieces: list[tuple[int, np.ndarray]] = [(0, head.view(np.uint8))]
         for i, (piece, gradient) in enumerate(zip(self.pieces, gradients, strict=True)):
-            at = body + self._begins[i]
+            at = body + self._starts[i]
             if isinstance(gradient, Rows) and 8 * gradient.indices.size + gradient.values.nbytes > (
                 piece.bytes
             ):
@@ -184,7 +185,7 @@ class ShardPlace:
         body = mailbox[self._head_bytes :]
         return [
             _read(body[begin:], piece, int(count))
-            for begin, piece, count in zip(self._begins, self.pieces, counts, strict=True)
+            for begin, piece, count in zip(self._starts, self.pieces, counts, strict=True)
         ]
 
     def announced(self, mailbox: np.ndarray) -> tuple[int, int]:
@@ -245,7 +246,7 @@ def _bytes_of(array: np.ndarray) -> np.ndarray:
 
 
 def _dense(rows: Rows, piece: Piece) -> np.ndarray:
-    dense = np.zeros(piece.shape, piece.whole.dtype)
+    dense = np.zeros(piece.shape, piece.description.dtype)
     dense[rows.indices] = rows.values
     return dense
 
@@ -254,7 +255,7 @@ def _read(body: np.ndarray, piece: Piece, count: int) -> Gradient:
     if count == _ABSENT:
         return None
     if count == _DENSE:
-        return body[: piece.bytes].view(piece.whole.dtype).reshape(piece.shape)
+        return body[: piece.bytes].view(piece.description.dtype).reshape(piece.shape)
     row = piece.bytes // max(piece.end - piece.begin, 1)
-    values = body[8 * count : 8 * count + row * count].view(piece.whole.dtype)
+    values = body[8 * count : 8 * count + row * count].view(piece.description.dtype)
     return Rows(body[: 8 * count].view(np.int64), values.reshape(count, *piece.shape[1:]))

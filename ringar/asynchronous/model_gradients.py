@@ -22,8 +22,8 @@ def gradients_of(
     """Return the function of gradients that `replay` and `simulate` take, for a compiled model.
 
     The function depends on its arguments alone. Before each step it sets the model's trainable
-    variables to the given values, and all other variables to what they were in the beginning: the
-    moving statistics of `BatchNormalization` do not go on. Layers such as `Dropout` draw anew for
+    variables to the given values, and all other variables to their first values: the moving
+    statistics of `BatchNormalization` do not go on. Layers such as `Dropout` draw anew for
     each worker and step. It computes the loss of `model.compute_loss`, and not a `train_step` of
     your own.
 

@@ -16,7 +16,7 @@ from ringar.asynchronous.failures import Failures
 from ringar.asynchronous.gradients import Gradient
 from ringar.asynchronous.log import Entry
 from ringar.asynchronous.mailboxes import Mailboxes
-from ringar.asynchronous.partition import Description, describe, partition
+from ringar.asynchronous.partition import describe, partition
 from ringar.asynchronous.replica import Replica
 from ringar.asynchronous.service import Service
 from ringar.asynchronous.shard import Shard
@@ -24,12 +24,11 @@ from ringar.asynchronous.shard_files import ShardFiles
 from ringar.asynchronous.staleness import Asynchronous, StalenessControl
 from ringar.asynchronous.turnstile import Turnstile
 from ringar.collectives import allgather_object, barrier, broadcast_variables, statistics
-from ringar.collectives.agree import same
 from ringar.collectives.call import Call
 from ringar.errors import DeadlineError, MismatchError, RingarError
 from ringar.job import log, place
 from ringar.job.process_sets import ProcessSet, add_process_set, or_all
-from ringar.keras import description, moving_statistics
+from ringar.keras import moving_statistics
 from ringar.keras.optimizer_copy import copy_of
 
 _log = log.logger(__name__)
@@ -41,8 +40,8 @@ class ParameterServer:
     All ranks of the process set make it, with the same arguments. The variables are cut into
     shards of equal bytes. A thread of the rank that serves a shard applies the pushes to it, one
     at a time, with an optimizer of its own; shards know nothing of each other. A worker writes its
-    gradients to memory of that rank, and reads values there (`ringar.Window`): within a host
-    nobody waits for anybody. Between hosts a thread of ringar passes them on.
+    gradients to memory of that rank, and reads values there (`ringar.Window`): within a host no
+    rank waits for another. Between hosts a thread of ringar passes them on.
 
     Workers train by `ringar.Downpour`, or by `pull` and `push` in a loop of their own. Leave the
     context, or call `close`, on every rank: it returns when all workers have ended.
@@ -54,14 +53,14 @@ class ParameterServer:
         shards: the number of shards; default one for each rank that serves.
         servers: the ranks of the process set that serve and do not work. Default: all ranks work,
             and all serve.
-        control: what a shard does with a push, by its staleness (`ringar.asynchronous`); default
+        control: how a shard uses a push, by its staleness (`ringar.asynchronous`); default
             `Asynchronous()`: each push is an update.
         directory: where shards keep their state: one file for each, written at the end, and in
-            between by `save_every`. A server that finds such files goes on from there.
-        save_every: a shard is saved after so many updates; default at the end only.
+            between by `save_every`. A server that finds such files goes on from them.
+        save_every: the number of updates after which a shard is saved; default at the end only.
         schedule: the log of another run with as many shards and workers, all of its entries. Pulls
-            and pushes then wait until they have the order that they had in it: both runs compute
-            the same, if workers do in step s what they did there.
+            and pushes then wait for their turn in its order: both runs compute the same, if workers
+            do the same in each step.
         log_size: how many pushes the log of each shard keeps, the newest ones. None: all, which
             `ringar.asynchronous.replay` and `schedule` need; some 150 bytes each.
         process_set: the ranks that take part; default all.
@@ -72,7 +71,7 @@ class ParameterServer:
         is_worker: whether this rank works.
         worker: the number of this worker, or -1.
         shards: the shards of this rank, by number.
-        control: what shards do with pushes.
+        control: how shards use pushes.
         optimizer: the one whose copies the shards have.
 
     Raises:
@@ -109,7 +108,7 @@ class ParameterServer:
         self.variables = server_arguments.variables_of(model_or_variables)
         self._model = model_or_variables if isinstance(model_or_variables, keras.Model) else None
         serving, working = server_arguments.roles(servers, self._ranks.size(), process_set)
-        # Else a worker that waits in a step for shards of its rank holds threads of TensorFlow.
+        # Otherwise a worker that waits for its own shards would block TensorFlow's threads.
         self._serves_only = servers is not None
         shards = len(serving) if shards is None else shards
         control = Asynchronous() if control is None else control
@@ -119,13 +118,15 @@ class ParameterServer:
         self.workers = self._worker_set(working)
         self.is_worker = self.workers.included()
         self.worker = self.workers.rank()
-        described = [describe(variable) for variable in self.variables]
-        self._pieces = partition(described, shards)
+        descriptions = [describe(variable) for variable in self.variables]
+        self._pieces = partition(descriptions, shards)
         server_arguments.check_cut(optimizer, self._pieces)
         servers_of = [serving[number % len(serving)] for number in range(shards)]
         optional = {"directory": directory, "schedule": schedule}
-        names = [name for name, value in optional.items() if value is not None]
-        self._agree(described, servers_of, control, optimizer, names)
+        options = [name for name, value in optional.items() if value is not None]
+        server_arguments.agree(
+            self.variables, descriptions, servers_of, control, optimizer, options, self._ranks
+        )
         broadcast_variables(self.variables, self._ranks.ranks[0], process_set=process_set)
         self._mailboxes = Mailboxes(
             self._pieces, servers_of, len(working), self._ranks, f"{name}/shards"
@@ -159,13 +160,13 @@ class ParameterServer:
         self._versions: list[int] | None = None
         if self.is_worker:
             self._replica = Replica(
-                self._mailboxes, described, self.worker, self._deadline, name, turnstiles
+                self._mailboxes, descriptions, self.worker, self._deadline, name, turnstiles
             )
             self._first_versions = self._update_variables()
 
     @property
     def replica(self) -> Replica:
-        """The end of this worker.
+        """This worker's end of the server.
 
         Raises:
             MismatchError: this rank does not work.
@@ -179,14 +180,14 @@ class ParameterServer:
         return self._replica
 
     def pull(self) -> list[np.ndarray]:
-        """Return the newest values of all variables. Any worker, at any time."""
+        """Return the newest values of all variables. Any worker may call it at any time."""
         values, self._versions = self.replica.pull()
         return values
 
     def versions_of_variables(self) -> list[int]:
         """Return the versions of the shards that the variables of this worker have.
 
-        If it has pushed before, it gets the newest: what it has may be older than it seems.
+        A worker that has pushed before gets the newest values: its own may be older than they seem.
         """
         return self._update_variables() if self.replica.pushes else self._first_versions
 
@@ -198,7 +199,7 @@ class ParameterServer:
         return versions
 
     def push(self, gradients: Sequence[Gradient], rate: float = 1.0) -> None:
-        """Push gradients. Any worker, after a `pull`, which tells what they were computed from.
+        """Push gradients that a worker has computed from its last `pull`.
 
         It returns before the shards have applied them. A second push waits for that.
 
@@ -214,12 +215,12 @@ class ParameterServer:
         """
         if self._versions is None:
             raise self._refusal(
-                "a pull before the first push", "none", "A push tells what it was computed from."
+                "a pull before the first push", "none", "Call `pull`: a push tells its versions."
             )
         self.replica.push(gradients, self._versions, rate)
 
     def log(self) -> list[Entry]:
-        """Return what the shards of this rank have done with pushes, in their order."""
+        """Return the logs of this rank's shards, each in the order of its pushes."""
         return [entry for shard in self.shards.values() for entry in shard.log]
 
     def staleness(self) -> collections.Counter[int]:
@@ -229,25 +230,26 @@ class ParameterServer:
         return sum(map(collections.Counter, counted), collections.Counter())
 
     def before_close(self, act: Callable[[], None]) -> None:
-        """Let `close` call a function first, which pushes what is left."""
+        """Let `close` first call a function that pushes the gradients that are left."""
         self._before_close.append(act)
 
     def new_shards(
         self, values: Sequence[np.ndarray], optimizer: keras.optimizers.Optimizer
     ) -> list[Shard]:
-        """Return shards as those of this server, for `ringar.asynchronous.replay`.
+        """Return shards like this server's, for `ringar.asynchronous.replay`.
 
         Args:
-            values: of all variables, such as they were when the server was made.
-            optimizer: as the server's was then. Each shard has a copy.
+            values: the values of all variables when the server was made.
+            optimizer: an optimizer as the server's was then. Each shard has a copy.
         """
         return [self._make_shard(number, values, optimizer) for number in range(len(self._pieces))]
 
     def close(self) -> None:
         """End this rank's work, and wait until all workers have ended or died.
 
-        What this worker has left is pushed. All ranks then hold the last weights of the server, or
-        their averages if its optimizer has `use_ema`, and the moving statistics of all workers.
+        Gradients that this worker has left are pushed. All ranks then hold the last weights of the
+        server, or their averages if its optimizer has `use_ema`, and the moving statistics of all
+        workers.
         The shared memory stays until `ringar.shutdown`.
 
         Raises:
@@ -274,15 +276,15 @@ class ParameterServer:
 
     def _take_final(self) -> None:
         """Give all ranks the last weights, and the moving statistics of all workers."""
-        described = [describe(variable) for variable in self.variables]
-        reader = Replica(self._mailboxes, described, -1, self._deadline, self._name)
+        descriptions = [describe(variable) for variable in self.variables]
+        reader = Replica(self._mailboxes, descriptions, -1, self._deadline, self._name)
         values, workers_are_lost = reader.final()
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(value)
         if self._model is None:
             return
         if workers_are_lost:
-            _log.warning("Workers were lost: the moving statistics stay those of each rank.")
+            _log.warning("Workers were lost: each rank keeps its own moving statistics.")
             return
         if self.is_worker:
             moving_statistics.combine(self._model, self.workers)
@@ -316,7 +318,7 @@ class ParameterServer:
             raise first from None
 
     def _leave(self, error: BaseException) -> None:
-        """Let the others go on without this rank, which has failed."""
+        """Let the other ranks go on without this one, which has failed."""
         self._failures.tell(error)
         if self._replica is not None:
             with suppress(RingarError):
@@ -331,7 +333,7 @@ class ParameterServer:
                 raise DeadlineError(
                     Call("window", name=self._name).refusal(
                         "all workers to push or end",
-                        f"nothing of rank {', '.join(map(str, self._service.missing))} "
+                        f"nothing of rank {', '.join(map(str, self._service.participants))} "
                         f"for {silent:.0f} s",
                         "If they are only slow, raise the deadline (ringar.init(deadline=...), "
                         "RINGAR_DEADLINE or ringarrun --deadline).",
@@ -358,30 +360,6 @@ class ParameterServer:
         if ranks == self._ranks.ranks:
             return self._ranks
         return add_process_set(ranks)
-
-    def _agree(
-        self,
-        described: Sequence[Description],
-        servers: Sequence[int],
-        control: StalenessControl,
-        optimizer: keras.optimizers.Optimizer,
-        given: Sequence[str],
-    ) -> None:
-        variables = {f"variable {i}": f"{v.dtype}{v.shape}" for i, v in enumerate(described)}
-        same(
-            {
-                "number of variables": len(described),
-                **variables,
-                "constraints": server_arguments.constraints(self.variables),
-                "servers of the shards": list(servers),
-                "control": repr(control),
-                "optimizer": description.optimizer(optimizer, self.variables, rate=True),
-                **dict.fromkeys(given, "given"),
-            },
-            caller="ringar.ParameterServer",
-            remedy="Make the same model, and pass the same arguments, on all ranks.",
-            process_set=self._ranks,
-        )
 
     def _make_shard(
         self, number: int, values: Sequence[np.ndarray], optimizer: keras.optimizers.Optimizer

@@ -19,7 +19,7 @@ from ringar.asynchronous.gradients import Gradient, Rows
 
 @dataclass(frozen=True)
 class Description:
-    """Describe a variable: its name, shape and dtype, and whether rows may lie apart."""
+    """Describe a variable: its name, shape and dtype, and whether shards may share its rows."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,39 +59,40 @@ def _can_be_cut(constraint: Any) -> bool:
 
 @dataclass(frozen=True)
 class Piece:
-    """Name rows of a variable: from `begin` to `end`, without it.
+    """Name rows of a variable: from `begin` up to `end`, which is excluded.
 
     Attributes:
         variable: the number of the variable.
-        whole: the variable.
+        description: the variable.
     """
 
     variable: int
     begin: int
     end: int
-    whole: Description
+    description: Description
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the piece; that of the variable if it has all rows."""
         if self.is_whole:
-            return self.whole.shape
-        return (self.end - self.begin, *self.whole.shape[1:])
+            return self.description.shape
+        return (self.end - self.begin, *self.description.shape[1:])
 
     @property
     def bytes(self) -> int:
         """The bytes of the piece."""
-        return self.whole.bytes * (self.end - self.begin) // max(self.whole.rows, 1)
+        return self.description.bytes * (self.end - self.begin) // max(self.description.rows, 1)
 
     @property
     def is_whole(self) -> bool:
         """Whether it is the whole variable."""
-        return self.end - self.begin == self.whole.rows
+        return self.end - self.begin == self.description.rows
 
     @property
     def name(self) -> str:
         """The variable's name, with the rows if they are not all."""
-        return self.whole.name if self.is_whole else f"{self.whole.name}[{self.begin}:{self.end}]"
+        name = self.description.name
+        return name if self.is_whole else f"{name}[{self.begin}:{self.end}]"
 
     def of(self, value: np.ndarray) -> np.ndarray:
         """Return the piece of a value of the variable, a view."""

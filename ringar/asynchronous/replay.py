@@ -37,8 +37,8 @@ def replay(
     """Apply the updates of an asynchronous run again, in this process.
 
     The values are bit for bit those of the run, if `gradients` computes the same bits: on the same
-    kind of device, with as many threads. What a push did that is not in an update, because it was
-    dropped or is still held, is not computed. A push that reached some of the shards only, because
+    kind of device, with as many threads. Gradients that are in no update, because their push was
+    dropped or is still held, are not computed. A push that reached only some of the shards, because
     its worker died, is applied to these.
 
     Args:
@@ -87,7 +87,7 @@ class _Replay:
             collections.Counter(self._pulled[step][shard.number].version for step in self._uses)
             for shard in shards
         ]
-        self._kept: list[dict[int, list[np.ndarray]]] = [{} for _ in shards]
+        self._versions: list[dict[int, list[np.ndarray]]] = [{} for _ in shards]
         self._computed: dict[_Step, Sequence[Sequence[Gradient]]] = {}
         for shard in shards:
             self._keep(shard)
@@ -106,9 +106,9 @@ class _Replay:
     def _is_next_possible(self, shard: Shard) -> bool:
         """Return whether the versions that the next update depends on have been reached."""
         updates = self._updates[shard.number]
-        return bool(updates) and all(self._missing(entry) is None for entry in updates[0])
+        return bool(updates) and all(self._blocker(entry) is None for entry in updates[0])
 
-    def _missing(self, entry: Entry) -> Entry | None:
+    def _blocker(self, entry: Entry) -> Entry | None:
         """Return the entry whose version keeps `entry`'s gradient from being computed."""
         step = (entry.worker, entry.step)
         if step in self._computed:
@@ -138,10 +138,11 @@ class _Replay:
         """Compute the gradients of a worker's step, and drop the versions needed no longer."""
         values = []
         for entry in self._pulled[step]:
-            kept, readers = self._kept[entry.shard], self._readers[entry.shard]
+            versions, readers = self._versions[entry.shard], self._readers[entry.shard]
             readers[entry.version] -= 1
             is_last = not readers[entry.version]
-            values.append(kept.pop(entry.version) if is_last else _copies(kept[entry.version]))
+            version = entry.version
+            values.append(versions.pop(version) if is_last else _copies(versions[version]))
         computed = self._gradients(*step, values)
         if len(computed) != len(self._shards):
             raise MismatchError(
@@ -153,16 +154,16 @@ class _Replay:
     def _keep(self, shard: Shard) -> None:
         """Keep the present values of a shard if a gradient was computed from them."""
         if self._readers[shard.number][shard.version]:
-            self._kept[shard.number][shard.version] = shard.values()
+            self._versions[shard.number][shard.version] = shard.values()
 
     def _raise_stuck(self) -> None:
         """Report the first update that depends on itself."""
         entries = next(updates[0] for updates in self._updates if updates)
-        entry, missing = next((e, m) for e in entries if (m := self._missing(e)) is not None)
+        entry, blocker = next((e, m) for e in entries if (m := self._blocker(e)) is not None)
         raise _misfit(
             entry,
-            f"it was computed from version {missing.version} of shard {missing.shard}, which is "
-            f"version {self._shards[missing.shard].version} until this push is applied",
+            f"it was computed from version {blocker.version} of shard {blocker.shard}, which is "
+            f"version {self._shards[blocker.shard].version} until this push is applied",
         )
 
 
@@ -178,11 +179,11 @@ def _pulled(log: list[Entry], shards: list[Shard]) -> dict[_Step, list[Entry]]:
                 entry, f"the step has another entry of this shard, {of_step[entry.shard]}"
             )
         of_step[entry.shard] = entry
-    needed = {(entry.worker, entry.step): entry for entry in log if entry.applied}
-    for step, entry in needed.items():
+    steps = {(entry.worker, entry.step): entry for entry in log if entry.applied}
+    for step, entry in steps.items():
         for shard in shards:
             _check_pull(entry, entries[step].get(shard.number), shard)
-    return {step: [entries[step][shard.number] for shard in shards] for step in needed}
+    return {step: [entries[step][shard.number] for shard in shards] for step in steps}
 
 
 def _check_pull(entry: Entry, of_shard: Entry | None, shard: Shard) -> None:

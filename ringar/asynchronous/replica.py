@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from ringar.asynchronous.gradients import Gradient, Rows
+from ringar.asynchronous.gradients import Gradient, Rows, merged
 from ringar.asynchronous.mailboxes import Ack, Header, Mailboxes, Published, ShardPlace
 from ringar.asynchronous.partition import Description, whole_values
 from ringar.asynchronous.turnstile import Turnstile
@@ -37,11 +37,11 @@ class Replica:
 
     Args:
         mailboxes: the windows.
-        variables: what is served.
+        variables: the variables that are served.
         worker: the number of this worker.
         deadline: seconds that it waits for a shard.
         name: that of the server, in errors.
-        turnstiles: for each shard the order of another run, if it is to be that of this one.
+        turnstiles: for each shard the order of another run, if this run has to repeat it.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Replica:
         self._turnstiles = turnstiles
         self._headers, self._has_ended = 0, False  # headers to each shard
         self.pushes = 0
-        self._scheduled: tuple[int, Pulled] | None = None  # the last one, and for which push
+        self._scheduled: tuple[int, Pulled] | None = None  # the number of a push, and its pull
 
     def pull(self) -> Pulled:
         """Return the newest values of all variables, when it is this worker's turn.
 
-        They have the last push of this worker in them. By a schedule, all pulls before a push
-        return the same.
+        They contain the last push of this worker. By a schedule, all pulls before a push return the
+        same.
         """
         self.wait_until_taken()
         self.wait_for_turn()
@@ -123,7 +123,7 @@ class Replica:
         """Tell all shards that this worker pushes no more.
 
         Args:
-            wait: whether its last push has to count; else the worker has failed, and the push
+            wait: whether its last push has to count. Otherwise the worker has failed, and the push
                 may be left out.
         """
         if wait:
@@ -135,7 +135,7 @@ class Replica:
     def wait_until_taken(self) -> None:
         """Wait until the shards have taken this worker's last push."""
         for shard in self._mailboxes.shards:
-            self._wait(shard, lambda ack: ack.taken >= self._headers, "take a push")
+            self._wait(shard, lambda ack: ack.header >= self._headers, "take a push")
 
     def wait_for_turn(self) -> None:
         """Wait until this worker may compute its next gradient: others may be too far behind."""
@@ -147,10 +147,10 @@ class Replica:
             )
 
     def wait_for_version(self, version: int) -> None:
-        """Wait until all shards have this version, or were left by the first worker.
+        """Wait until all shards have this version, or the first worker has left them.
 
         Raises:
-            DeadlineError: they come no nearer.
+            DeadlineError: they make no progress.
         """
         newest, stopwatch = -1, Stopwatch()
         while True:
@@ -190,7 +190,7 @@ class Replica:
     def leave(self) -> None:
         """Tell the shards that this worker has read the final values.
 
-        A server looks for these headers without a doorbell, and may be gone when it has seen them.
+        A server looks for these headers without a doorbell, and may end when it has seen them.
         """
         self._headers += 1
         header = Header(self._headers, 0, self.pushes, 0, 1)
@@ -240,7 +240,7 @@ class Replica:
             )
         return record
 
-    def _wait(self, shard: ShardPlace, is_done: Callable[[Ack], bool], what: str) -> None:
+    def _wait(self, shard: ShardPlace, is_done: Callable[[Ack], bool], action: str) -> None:
         stopwatch = Stopwatch()
         looks = 0
         while True:
@@ -252,13 +252,13 @@ class Replica:
             if looks % 64 == 0:
                 self._published(shard)
             if waited > self._deadline:
-                self._give_up(shard, what)
+                self._give_up(shard, action)
             mailbox.pause(waited)
 
-    def _give_up(self, shard: ShardPlace, what: str) -> NoReturn:
+    def _give_up(self, shard: ShardPlace, action: str) -> NoReturn:
         raise DeadlineError(
             self._call.refusal(
-                f"the shard of rank {shard.rank} to {what} within {self._deadline:g} s",
+                f"the shard of rank {shard.rank} to {action} within {self._deadline:g} s",
                 f"no acknowledgement of push {self.pushes}",
                 "If it is only slow, raise the deadline (ringar.init(deadline=...), "
                 "RINGAR_DEADLINE or ringarrun --deadline).",
@@ -292,18 +292,13 @@ class Replica:
         return gradient.astype(variable.dtype, copy=False)
 
     def _merged(self, rows: Rows, variable: Description) -> Rows:
-        """Return rows with those of equal numbers added up."""
+        """Return a sparse gradient with its equal rows added up, after a look at its shape."""
         if rows.indices.ndim != 1 or len(rows.indices) != len(rows.values):
             raise self._refusal(
                 f"as many rows of {variable.name!r} as numbers of rows",
                 f"values of shape {rows.values.shape} for numbers of shape {rows.indices.shape}",
             )
-        indices, places = np.unique(rows.indices, return_inverse=True)
-        if indices.size == rows.indices.size:
-            return rows
-        values = np.zeros((indices.size, *rows.values.shape[1:]), rows.values.dtype)
-        np.add.at(values, places, rows.values)
-        return Rows(indices, values)
+        return merged(rows)
 
     def _refusal(self, expected: str, received: str) -> MismatchError:
         return MismatchError(self._call.refusal(expected, received, "Nothing was pushed."))

@@ -1,4 +1,4 @@
-"""What the optimizers of a parameter server's workers have in common."""
+"""The common part of the optimizers of a parameter server's workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringar.sharding.slots import with_nested
 
 
 class Replication(Period):
-    """Exchange with a parameter server: what its kinds have in common.
+    """Exchange with a parameter server: the base of its kinds.
 
     Args:
         server: the server.
@@ -32,7 +32,7 @@ class Replication(Period):
         self._optimizer: Any = None
 
     def build(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
-        """Look whether the optimizer trains what the server has."""
+        """Check that the optimizer trains the server's variables."""
         if self._optimizer is None:
             self._server.check_variables(variables)
             _check_averages(optimizer, self._server.optimizer)
@@ -54,11 +54,11 @@ class Replication(Period):
     def replace(
         self, is_due: tf.Tensor, values: Callable[..., list[np.ndarray]], inputs: Sequence[Any] = ()
     ) -> None:
-        """Give the model other parameters, if a step has made it due; in a graph or at once.
+        """Give the model other parameters, if they are due; in a graph or at once.
 
         Args:
             is_due: a bool.
-            values: returns them.
+            values: returns the parameters.
             inputs: the arguments of `values`: tensors, or variables.
         """
         variables = self._server.variables
@@ -87,8 +87,8 @@ def replicating(
 
 def _refuse_copy() -> Exchange:
     raise UnsupportedError(
-        f"rank {place.rank()} | parameter server: expected one optimizer for a worker; "
-        "received a copy of it. Compile the model that the server was made for."
+        f"rank {place.rank()} | parameter server: expected the worker's one optimizer; "
+        "received a copy. Compile the model that the server was made for."
     )
 
 

@@ -1,8 +1,8 @@
-"""What ranks average at the end of a period, and what becomes of their parameters.
+"""Rules for the end of a period: the averages of the ranks, and their new parameters.
 
 The names are those of the papers: x0 are the parameters at the beginning of a period, x those of a
-rank at its end, and the mean is that over the ranks. What is sent is a difference, x0 - x: it is
-small, so that a narrow or compressed form of it loses little.
+rank at its end, and the mean is that over the ranks. Ranks send a difference, x0 - x: it is small,
+so that a narrow or compressed form of it loses little.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Rule:
     Attributes:
         variables: the trainable variables.
         state: the variables of the rule.
-        function: what the user has called.
+        function: the public name of the function that the user has called.
     """
 
     variables: list[Any]
@@ -59,7 +59,7 @@ class Rule:
         return []
 
     def contributions(self) -> list[tf.Tensor]:
-        """Return what is averaged over the ranks, a tensor per variable."""
+        """Return this rank's part of the averages, a tensor per variable."""
         raise NotImplementedError
 
     def combine(self, means: Sequence[tf.Tensor]) -> None:
@@ -67,7 +67,7 @@ class Rule:
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Set the variables to what all ranks have in common, until the next period begins."""
+        """Set the variables to the common values of all ranks, until the next period begins."""
 
 
 class Averaging(Rule):
@@ -103,8 +103,9 @@ class SlowMomentum(Averaging):
     With the learning rate gamma of the optimizer: u <- beta u + mean(x0 - x) / gamma, then
     x <- x0 - alpha gamma u. On one rank with beta = 0 it is Lookahead (Zhang et al. 2019).
 
-    The paper has one gamma for all steps of a period. Here it is the mean of their rates, over the
-    ranks, too: ranks with fewer steps are elsewhere in a schedule, which may end with a rate of 0.
+    The paper has one gamma for all steps of a period. Here it is the mean of their rates, and that
+    over the ranks: ranks with fewer steps are elsewhere in a schedule, which may end with a rate
+    of 0.
 
     Args:
         beta: the slow momentum.
@@ -188,7 +189,7 @@ class ElasticAveraging(Rule):
     """Draw each rank's x to a center, and the center to all x: EASGD, Zhang et al. 2015.
 
     With d = x - center: x <- x - alpha d, and center <- center + beta mean(d), where
-    alpha = beta / p on p ranks. Ranks that settle have the center, all of them.
+    alpha = beta / p on p ranks. After `settle` all ranks have the center.
 
     Args:
         beta: the moving rate of the center.

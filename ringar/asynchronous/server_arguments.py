@@ -1,4 +1,4 @@
-"""The arguments of `ringar.ParameterServer`: what they must be, and what they mean."""
+"""The arguments of `ringar.ParameterServer`: their checks and their meaning."""
 
 from __future__ import annotations
 
@@ -8,22 +8,30 @@ from typing import Any
 import keras
 
 from ringar.asynchronous.log import LOST, Entry
-from ringar.asynchronous.partition import Piece
+from ringar.asynchronous.partition import Description, Piece
+from ringar.asynchronous.staleness import StalenessControl
+from ringar.collectives.agree import same
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet
+from ringar.keras import description
 from ringar.keras.optimizer import is_distributed
 from ringar.sharding.cut import cut_of
 from ringar.sharding.slots import NOT_ELEMENTWISE, inner_optimizer, with_nested
 
 
-def variables_of(given: keras.Model | Sequence[keras.Variable]) -> list[Any]:
-    """Return the variables of a model, or those given."""
-    if isinstance(given, keras.Model) and not given.built:
+def variables_of(model_or_variables: keras.Model | Sequence[keras.Variable]) -> list[Any]:
+    """Return the variables of a model, or the variables themselves."""
+    if isinstance(model_or_variables, keras.Model) and not model_or_variables.built:
         raise ValueError(
             "ringar.ParameterServer expected a model that is built; received "
-            f"{given.name!r} without weights. Give it a keras.Input, or call it on a batch."
+            f"{model_or_variables.name!r} without weights. Give it a keras.Input, or call it on a "
+            "batch."
         )
-    variables = list(given.trainable_variables if isinstance(given, keras.Model) else given)
+    variables = list(
+        model_or_variables.trainable_variables
+        if isinstance(model_or_variables, keras.Model)
+        else model_or_variables
+    )
     if not variables:
         raise ValueError("ringar.ParameterServer expected at least one variable; received none.")
     if any(cut_of(variable) is not None for variable in variables):
@@ -58,7 +66,43 @@ def roles(
     return serving, working
 
 
-def constraints(variables: Sequence[Any]) -> list[Any]:
+def agree(
+    variables: Sequence[Any],
+    descriptions: Sequence[Description],
+    servers: Sequence[int],
+    control: StalenessControl,
+    optimizer: keras.optimizers.Optimizer,
+    options: Sequence[str],
+    process_set: ProcessSet,
+) -> None:
+    """Raise on every rank if ranks have passed different arguments. Collective.
+
+    Args:
+        variables: the variables that are served.
+        descriptions: their descriptions.
+        servers: the rank of each shard.
+        control: as for the server.
+        optimizer: as for the server.
+        options: the names of the optional arguments that this rank has passed.
+        process_set: the ranks of the server.
+    """
+    same(
+        {
+            "number of variables": len(descriptions),
+            **{f"variable {i}": f"{v.dtype}{v.shape}" for i, v in enumerate(descriptions)},
+            "constraints": _constraints(variables),
+            "servers of the shards": list(servers),
+            "control": repr(control),
+            "optimizer": description.optimizer(optimizer, variables, rate=True),
+            **dict.fromkeys(options, "given"),
+        },
+        caller="ringar.ParameterServer",
+        remedy="Make the same model, and pass the same arguments, on all ranks.",
+        process_set=process_set,
+    )
+
+
+def _constraints(variables: Sequence[Any]) -> list[Any]:
     """Return a description of the constraint of each variable, to compare."""
     of_variables = [getattr(variable, "constraint", None) for variable in variables]
     return [
@@ -90,28 +134,28 @@ def check(
         raise ValueError(f"`log_size` must be 0 or more pushes, or None. Received: {log_size}")
 
 
-def check_schedule(entries: Sequence[Entry], taken: Mapping[int, int]) -> None:
-    """Expect a schedule to go on where the shards are: `taken` pushes have come to each."""
-    lost = next((entry for entry in entries if entry.update == LOST), None)
-    if lost is not None:
+def check_schedule(entries: Sequence[Entry], pushes: Mapping[int, int]) -> None:
+    """Expect a schedule to go on where the shards are, which have taken `pushes` pushes each."""
+    orphan = next((entry for entry in entries if entry.update == LOST), None)
+    if orphan is not None:
         raise ValueError(
             "`schedule` must be the log of a run in which all shards got each push. Received: "
-            f"{lost}, of a worker that died in the middle. ringar.asynchronous.replay takes it."
+            f"{orphan}, of a worker that died in the middle. ringar.asynchronous.replay takes it."
         )
-    first = dict(taken)
+    first = dict(pushes)
     for entry in sorted(entries, reverse=True):
         first[entry.shard] = entry.sequence
     for shard, sequence in first.items():
-        if sequence != taken.get(shard):
+        if sequence != pushes.get(shard):
             raise ValueError(
-                f"`schedule` must begin with push {taken.get(shard)} to shard {shard}. Received: a "
-                f"log that begins with push {sequence}. Record it with log_size=None, and as many "
-                "shards."
+                f"`schedule` must begin with push {pushes.get(shard)} to shard {shard}. Received: "
+                f"a log that begins with push {sequence}. Record it with log_size=None, and as "
+                "many shards."
             )
 
 
 def check_cut(optimizer: keras.optimizers.Optimizer, pieces: Sequence[Sequence[Piece]]) -> None:
-    """Expect no optimizer that needs what is on another shard."""
+    """Refuse an optimizer that needs the elements of other shards."""
     optimizers = [inner_optimizer(part) for part in with_nested(optimizer)]
     if len(pieces) > 1 and any(part.global_clipnorm for part in optimizers):
         raise ValueError(
@@ -132,7 +176,7 @@ def check_cut(optimizer: keras.optimizers.Optimizer, pieces: Sequence[Sequence[P
 
 
 def settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """Return the arguments of an optimizer that are not its own choice on each rank."""
+    """Return the arguments of an optimizer but its name, which Keras chooses on each rank."""
     try:
         config = optimizer.get_config()
     except NotImplementedError:  # a schedule of the user's class

@@ -2,7 +2,7 @@
 
 It waits for its doorbell, takes the pushes that have come, one at a time, and hands each to its
 shard (`ringar.asynchronous.shard`), which applies, holds or drops it. New values are published
-before the acknowledgement, so that a worker that has got one finds them.
+before the acknowledgement, so that a worker that has got it finds them.
 
 The thread ends when all workers have ended or died. An error of a shard ends it, too, and tells the
 workers in `published`.
@@ -71,8 +71,8 @@ class Service:
             _Served(mailboxes, shard, len(workers), turnstiles[number] if turnstiles else None)
             for number, shard in shards.items()
         ]
-        # Workers that have neither ended nor died. Who serves nothing waits for none.
-        self._missing = set(range(len(workers))) if shards else set()
+        # Workers that have neither ended nor died. A rank that serves nothing waits for none.
+        self._participants = set(range(len(workers))) if shards else set()
         self._dead: dict[int, PeerLostError] = {}  # found by the watch, not yet left out
         self.failure: Exception | None = None
         self.since_push = Stopwatch()
@@ -82,18 +82,18 @@ class Service:
             served.acknowledge()
         self._thread.start()
         # A look at another host waits for the rank there, which may have stopped.
-        remote = [worker for worker, host_of_worker in enumerate(hosts) if host_of_worker != host]
-        here = [worker for worker, host_of_worker in enumerate(hosts) if host_of_worker == host]
-        for watched in ([here] if here else []) + [[worker] for worker in remote]:
+        neighbors = [worker for worker, number in enumerate(hosts) if number == host]
+        groups = [[worker] for worker, number in enumerate(hosts) if number != host]
+        for group in groups + ([neighbors] if neighbors else []):
             watch = threading.Thread(
-                target=self._watch, args=[watched], name="ringar watch", daemon=True
+                target=self._watch, args=[group], name="ringar watch", daemon=True
             )
             watch.start()
 
     @property
-    def missing(self) -> list[int]:
+    def participants(self) -> list[int]:
         """The ranks of the workers that have neither ended nor died."""
-        return [self._workers[worker] for worker in sorted(self._missing)]
+        return [self._workers[worker] for worker in sorted(self._participants)]
 
     def join(self, seconds: float) -> bool:
         """Wait for the end of all workers; return whether it has come."""
@@ -108,7 +108,7 @@ class Service:
             served.tell_final()
 
     def wait_for_readers(self, deadline: float) -> None:
-        """Wait until all workers that live have read the final values: this rank may end then."""
+        """Wait until all live workers have read the final values; then this rank may end."""
         stopwatch = Stopwatch()
         while stopwatch.seconds() < deadline:
             if all(map(self._has_read, range(len(self._workers)))):
@@ -116,17 +116,20 @@ class Service:
             time.sleep(_LONGEST)
 
     def _has_read(self, worker: int) -> bool:
-        if all(served.has_left(worker) for served in self._shards):
-            return True
+        has_left = all(served.has_left(worker) for served in self._shards)
+        return has_left or self._death_of(worker) is not None
+
+    def _death_of(self, worker: int) -> PeerLostError | None:
+        """Return the error that shows a worker's death; None if it seems to live."""
         rank = self._workers[worker]
         try:
             if rank != self._rank:
                 self._mailboxes.control.version(rank, 0)
-        except PeerLostError:
-            return True
+        except PeerLostError as error:
+            return error
         except DeadlineError:
             pass  # it is slow, or stopped
-        return False
+        return None
 
     def _run(self) -> None:
         try:
@@ -141,14 +144,14 @@ class Service:
 
     def _serve(self) -> None:
         doorbell = self._mailboxes.control.local[:1]
-        heard, since = -1, time.monotonic()
-        while self._missing:
+        former_rings, since = -1, time.monotonic()
+        while self._participants:
             self._leave_out_dead()
-            rung = int(doorbell[0])
-            if rung != heard and self._take_pushes():
+            rings = int(doorbell[0])
+            if rings != former_rings and self._take_pushes():
                 since, self.since_push = time.monotonic(), Stopwatch()
-                continue  # without having heard: there may be more
-            heard = rung
+                continue  # look again: there may be more
+            former_rings = rings
             waited = time.monotonic() - since
             mailbox.pause(waited, _SHORTEST, _LONGEST)
 
@@ -166,14 +169,14 @@ class Service:
         served.take(worker)
         if self._after_update is not None:
             self._after_update(served.shard)
-        if all(served_shard.ended[worker] for served_shard in self._shards):
-            self._missing.discard(worker)
+        if all(served_shard.has_ended[worker] for served_shard in self._shards):
+            self._participants.discard(worker)
 
     def _leave_out_dead(self) -> None:
-        """Go on without workers that have died. What they have pushed whole counts."""
+        """Go on without workers that have died. Their complete pushes count."""
         while self._dead:
             worker, error = self._dead.popitem()
-            if worker not in self._missing:
+            if worker not in self._participants:
                 continue
             rank = self._workers[worker]
             _log.warning("The shards of this rank go on without rank %d: %s", rank, error)
@@ -182,22 +185,18 @@ class Service:
                     self._take(served, worker)
                 served.note_lost(worker)
                 served.leave(worker, is_lost=True)
-            self._missing.discard(worker)
+            self._participants.discard(worker)
 
     def _watch(self, workers: Sequence[int]) -> None:
-        """Look now and then whether workers are alive."""
-        while self._missing.intersection(workers) and self._thread.is_alive():
-            for worker in self._missing.intersection(workers):
-                rank = self._workers[worker]
+        """Check from time to time whether workers are alive."""
+        while self._participants.intersection(workers) and self._thread.is_alive():
+            for worker in self._participants.intersection(workers):
                 try:
-                    if rank != self._rank:
-                        self._mailboxes.control.version(rank, 0)
-                except PeerLostError as error:
-                    self._dead[worker] = error
-                except DeadlineError:
-                    continue  # it is slow, or stopped
+                    death = self._death_of(worker)
                 except NotInitializedError:
                     return
+                if death is not None:
+                    self._dead[worker] = death
             time.sleep(_LOOK_AFTER_WORKERS)
 
 
@@ -210,11 +209,11 @@ class _Served:
         self.shard = shard
         self._turnstile = turnstile
         self._scheduled = turnstile.next() if turnstile else None
-        self.ended = [False] * workers
+        self.has_ended = [False] * workers
         self._mailboxes, self._workers = mailboxes, workers
         self._place: ShardPlace = mailboxes.shards[shard.number]
-        self._taken = np.zeros(workers, np.int64)
-        self._lost: set[int] = set()
+        self._headers = np.zeros(workers, np.int64)
+        self._lost_workers: set[int] = set()
         self._last = -1  # the worker whose push was taken last
         self._published = Published(0, -1, -1)
         self._rate, self._factor = shard.learning_rate, 1.0
@@ -230,8 +229,8 @@ class _Served:
 
         Workers take turns: the next one is the first behind the last one that has pushed.
         """
-        waiting = [int(w) for w in np.flatnonzero(self._numbers != self._taken)]
-        waiting = [worker for worker in waiting if not self.ended[worker]]
+        waiting = [int(w) for w in np.flatnonzero(self._numbers != self._headers)]
+        waiting = [worker for worker in waiting if not self.has_ended[worker]]
         if not waiting or self._turnstile is None:
             return min(waiting, key=lambda w: (w <= self._last, w), default=None)
         for worker in waiting:
@@ -247,7 +246,7 @@ class _Served:
 
     def has_push(self, worker: int) -> bool:
         """Return whether a worker has a push that was not taken, and has not ended."""
-        return bool(self._numbers[worker] != self._taken[worker]) and not self.ended[worker]
+        return bool(self._numbers[worker] != self._headers[worker]) and not self.has_ended[worker]
 
     def take(self, worker: int) -> None:
         """Take a worker's push, or its end."""
@@ -257,9 +256,9 @@ class _Served:
                 *self._mailboxes.control.numbers(place.rank, place.header_at(worker), 5)
             )
         except PeerLostError:
-            self._taken[worker] = self._numbers[worker]  # it has died in the middle of it
+            self._headers[worker] = self._numbers[worker]  # it died while it wrote the header
             return
-        self._last, self._taken[worker] = worker, header.number
+        self._last, self._headers[worker] = worker, header.number
         if header.has_ended:
             self.note_lost(worker)  # it may have left without waiting for the shard
             self.leave(worker, is_lost=header.has_ended == 2)
@@ -271,20 +270,20 @@ class _Served:
         self.acknowledge()
 
     def note_lost(self, worker: int) -> None:
-        """Note the push that a worker has sent to other shards, perhaps, when it died."""
+        """Note a push that a worker may have sent to other shards before it died."""
         step, version = self._place.announced(
             self._place.mailbox(self._mailboxes.data.local, worker)
         )
-        if not self.ended[worker] and step == self.shard.pushes(worker):
+        if not self.has_ended[worker] and step == self.shard.pushes(worker):
             self.shard.note_lost(worker, version)
 
     def leave(self, worker: int, is_lost: bool) -> None:
         """Go on without a worker, which has ended or was lost."""
-        if self.ended[worker]:
+        if self.has_ended[worker]:
             return
         if is_lost:
-            self._lost.add(worker)
-        self.ended[worker] = True
+            self._lost_workers.add(worker)
+        self.has_ended[worker] = True
         if self.shard.leave(worker):
             self.publish()
         if worker == 0:
@@ -292,7 +291,7 @@ class _Served:
         self.acknowledge()
 
     def publish(self) -> None:
-        """Write the values to the other buffer, and tell that they are there."""
+        """Write the values to the other buffer, and announce them."""
         place, number = self._place, self._published.publication + 1
         self._tell(self._published._replace(writing=number))
         begin = place.values_at(number % 2)
@@ -303,11 +302,11 @@ class _Served:
 
     def has_left(self, worker: int) -> bool:
         """Return whether a worker was lost, or has read the final values."""
-        return worker in self._lost or bool(self._numbers[worker] != self._taken[worker])
+        return worker in self._lost_workers or bool(self._numbers[worker] != self._headers[worker])
 
     def tell_final(self) -> None:
-        """Tell that no update comes behind the published values."""
-        self._tell(self._published._replace(final=1 + len(self._lost)))
+        """Tell that the published values are final."""
+        self._tell(self._published._replace(final=1 + len(self._lost_workers)))
 
     def tell_failure(self) -> None:
         """Tell the workers that there will be no acknowledgement."""
@@ -329,7 +328,7 @@ class _Served:
     def acknowledge(self) -> None:
         """Tell each worker which of its headers was taken, and before which push it must wait."""
         for worker in range(self._workers):
-            ack = Ack(int(self._taken[worker]), self.shard.limit(worker))
+            ack = Ack(int(self._headers[worker]), self.shard.limit(worker))
             if ack != self._acks[worker]:
                 self._acks[worker] = ack
                 self._mailboxes.control.write(self._place.rank, self._place.ack_at(worker), ack)

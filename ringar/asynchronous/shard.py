@@ -1,4 +1,4 @@
-"""A shard: some of the variables of a model, and what it does with the pushes of workers.
+"""A shard: some variables of a model, and their updates by the pushes of workers.
 
 There is no communication here. The same code runs on a serving rank, in a replay and in a
 simulation, which therefore compute the same bits.
@@ -24,7 +24,7 @@ __all__ = ["Entry", "Push", "Rows", "Shard"]
 
 @dataclass(frozen=True)
 class Push:
-    """Hold what a worker sends to a shard.
+    """Hold the gradients of a worker's step for a shard.
 
     Attributes:
         worker: the worker's number, from 0.
@@ -52,14 +52,14 @@ class Shard:
         number: the shard's number.
         values: the variables' values to begin with.
         optimizer: an optimizer of Keras, not built, for this shard alone.
-        control: which pushes make an update, and who waits.
+        control: which pushes make an update, and which workers wait.
         workers: the number of workers, which are numbered from 0.
         names: the variables' names, as in the model.
         traced: whether an update is a `tf.function`. False is for a thread of a process whose
             TensorFlow may have no thread left for it.
         log_size: how many entries the log keeps, the newest; None for all, which a replay needs.
-        originals: the model's variables, for each value the one of which it has rows. Constraints
-            and exclusions from weight decay are theirs.
+        originals: for each value the model's variable of which it has rows. Constraints and
+            exclusions from weight decay are those of the model's variables.
 
     Attributes:
         number: the shard's number.
@@ -93,8 +93,8 @@ class Shard:
         self._workers = workers
         self._judge = control.judge(workers)
         self._variables = Variables(values, optimizer, names, traced, originals)
-        self._taken = 0
-        self._held: dict[Arrival, tuple[int, Push]] = {}  # with their sequence
+        self._sequence = 0
+        self._queue: dict[Arrival, tuple[int, Push]] = {}  # with their sequence
 
     @property
     def log(self) -> list[Entry]:
@@ -104,7 +104,7 @@ class Shard:
     @property
     def taken(self) -> int:
         """The number of pushes taken."""
-        return self._taken
+        return self._sequence
 
     def take(self, push: Push) -> bool:
         """Take the next push of a worker: apply it, hold it for a later update, or drop it.
@@ -125,14 +125,14 @@ class Shard:
         self._judge.check(arrival, version)
         self._check_gradients(push)
         is_kept = self._judge.take(arrival, version)
-        self._log(self._taken, push, HELD if is_kept else DROPPED)
+        self._log(self._sequence, push, HELD if is_kept else DROPPED)
         if is_kept:
-            self._held[arrival] = (self._taken, push)
-        self._taken += 1
+            self._queue[arrival] = (self._sequence, push)
+        self._sequence += 1
         self._update()
-        if arrival in self._held:
+        if arrival in self._queue:
             gradients = [of_pushes.copy(gradient) for gradient in push.gradients]
-            self._held[arrival] = (self._taken - 1, replace(push, gradients=gradients))
+            self._queue[arrival] = (self._sequence - 1, replace(push, gradients=gradients))
         return self.version != version
 
     def limit(self, worker: int) -> int:
@@ -159,11 +159,11 @@ class Shard:
             version: that of this shard from which it has computed the push.
         """
         step, staleness = self.pushes(worker), self.version - version
-        lost = Entry(-1, self.number, worker, step, version, staleness, False, LOST)
-        self._entries.append(lost)
+        entry = Entry(-1, self.number, worker, step, version, staleness, False, LOST)
+        self._entries.append(entry)
 
     def leave(self, worker: int) -> bool:
-        """Wait no longer for a worker, which has ended or died. What it has pushed counts.
+        """Wait no longer for a worker, which has ended or died. Its pushes count.
 
         Args:
             worker: the worker's number. It may have left before.
@@ -177,7 +177,7 @@ class Shard:
         return self.version != version
 
     def update(self, pushes: Sequence[Push]) -> None:
-        """Apply pushes as one update, whatever the staleness control says. The log is not changed.
+        """Apply pushes as one update, without the staleness control. The log is not changed.
 
         Args:
             pushes: one or more pushes; their order does not matter.
@@ -224,17 +224,17 @@ class Shard:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return all that `load` needs to go on with the same bits; the log is no part of it."""
-        held = [(sequence, *arrival) for arrival, (sequence, _) in self._held.items()]
+        queue = [(sequence, *arrival) for arrival, (sequence, _) in self._queue.items()]
         judge = self._judge
         return {
             **_numbered("value", self._variables.values()),
             **_numbered("slot", self._variables.slots()),
             "version": np.array(self.version, np.int64),
-            "taken": np.array(self._taken, np.int64),
+            "taken": np.array(self._sequence, np.int64),
             "clocks": np.array(judge.clocks, np.int64),
             "active": np.array([worker in judge.active for worker in range(self._workers)]),
-            "held": np.array(held, np.int64).reshape(-1, 4),
-            **_held_arrays([push for _, push in self._held.values()]),
+            "held": np.array(queue, np.int64).reshape(-1, 4),
+            **_held_arrays([push for _, push in self._queue.values()]),
         }
 
     def load(self, state: Mapping[str, np.ndarray], *, restart: bool = False) -> None:
@@ -242,8 +242,8 @@ class Shard:
 
         Args:
             state: that of a shard with the same variables, optimizer and control.
-            restart: workers start anew, at step 0, and may be more or fewer. What was held is left
-                out, since its workers have not seen the update.
+            restart: workers start anew, at step 0, and may be more or fewer. Held pushes are left
+                out, since their workers have not seen the update.
 
         Raises:
             ValueError: if the state has other variables, or other workers without `restart`.
@@ -256,8 +256,8 @@ class Shard:
                 f"{self._workers}. Load it with restart=True to train on with other workers."
             )
         self._variables.assign(values, slots)
-        self.version, self._taken = int(state["version"]), int(state["taken"])
-        self.rates, self._held = [], {}
+        self.version, self._sequence = int(state["version"]), int(state["taken"])
+        self.rates, self._queue = [], {}
         self._entries.clear()
         self.staleness.clear()
         self._judge = self.control.judge(self._workers)
@@ -275,7 +275,8 @@ class Shard:
             ("variables", values, self._variables.values()),
             ("slots", slots, self._variables.slots()),
         ):
-            of_state, of_shard = ([array.shape for array in each] for each in (received, expected))
+            pair = received, expected
+            of_state, of_shard = ([array.shape for array in arrays] for arrays in pair)
             if of_state != of_shard:
                 raise ValueError(
                     f"The state has {name} of the shapes {of_state}. Expected for shard "
@@ -289,15 +290,15 @@ class Shard:
                 for variable in range(len(self._variables.kinds))
             ]
             push = Push(worker, step, version, gradients)
-            self._held[push.arrival] = (sequence, push)
-            self._judge.held.append(push.arrival)
+            self._queue[push.arrival] = (sequence, push)
+            self._judge.queue.append(push.arrival)
             self._log(sequence, push, HELD)
 
     def _update(self) -> None:
         """Apply all updates that are complete."""
         while arrivals := self._judge.next_update():
             number = self.version
-            pushes = [self._held.pop(arrival) for arrival in arrivals]
+            pushes = [self._queue.pop(arrival) for arrival in arrivals]
             self._apply([push for _, push in pushes])
             for sequence, push in pushes:
                 self._record(sequence, number, number - push.version)

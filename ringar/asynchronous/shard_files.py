@@ -26,24 +26,24 @@ class ShardFiles:
     """Save shards to files of a directory, and load them.
 
     Args:
-        directory: where they are; None: nowhere.
-        every: a shard is saved after so many updates; None: not by itself.
-        pieces: what each shard holds, which its file must fit.
+        directory: the directory; None: no files.
+        interval: the updates of a shard between saves; None: save only on request.
+        pieces: the pieces of each shard, which its file must fit.
         name: that of the server, in errors.
     """
 
     def __init__(
         self,
         directory: str | os.PathLike[str] | None,
-        every: int | None,
+        interval: int | None,
         pieces: Sequence[Sequence[Piece]],
         name: str,
     ) -> None:
         self._directory = None if directory is None else Path(directory)
-        self._every, self._name = every, name
+        self._interval, self._name = interval, name
         self._saved = collections.Counter[int]()  # the version of each shard that was saved
         self._layouts = [
-            json.dumps([(p.shape, p.whole.dtype) for p in of_shard]) for of_shard in pieces
+            json.dumps([(p.shape, p.description.dtype) for p in of_shard]) for of_shard in pieces
         ]
 
     def load(self, shards: Mapping[int, Shard], process_set: ProcessSet | None) -> None:
@@ -64,17 +64,17 @@ class ShardFiles:
 
         def look() -> tuple[bool, list[str]]:
             self._take_directory()
-            return self._missing(shards)
+            return self._gaps(shards)
 
         of_ranks = together(look, **where)
-        if not any(there for there, _ in of_ranks):
+        if not any(has_files for has_files, _ in of_ranks):
             return
-        missing = sorted({name for _, names in of_ranks for name in names})
-        if missing:
+        gaps = sorted({name for _, names in of_ranks for name in names})
+        if gaps:
             raise ValueError(
                 f"ringar.ParameterServer expected a file of each of {len(self._layouts)} shards in "
                 f"{os.fspath(self._directory)!r}; it has files of shards, but not "
-                f"{', '.join(missing)}. All ranks must see the directory, and shards be as many as "
+                f"{', '.join(gaps)}. All ranks must see the directory, and shards be as many as "
                 "when it was written; or remove the files."
             )
 
@@ -86,7 +86,7 @@ class ShardFiles:
 
     def after_update(self, shard: Shard) -> None:
         """Save a shard, if it is time. A file that cannot be written is a warning."""
-        if self._every is None or shard.version < self._saved[shard.number] + self._every:
+        if self._interval is None or shard.version < self._saved[shard.number] + self._interval:
             return
         try:
             self.save([shard])
@@ -111,7 +111,7 @@ class ShardFiles:
             _in_use.pop(self._directory.resolve(), None)
 
     def _take_directory(self) -> None:
-        """Keep other servers of this process from it; they would overwrite the files."""
+        """Keep other servers of this process out of it; they would overwrite the files."""
         assert self._directory is not None
         holder = _in_use.setdefault(self._directory.resolve(), self)
         if holder is not self:
@@ -121,12 +121,12 @@ class ShardFiles:
                 "that one first, or give each a directory."
             )
 
-    def _missing(self, shards: Mapping[int, Shard]) -> tuple[bool, list[str]]:
-        """Return whether there are files of any shards, and the names of those that are not."""
+    def _gaps(self, shards: Mapping[int, Shard]) -> tuple[bool, list[str]]:
+        """Return whether there are files of any shards, and the names of the missing ones."""
         assert self._directory is not None
         paths = [self._path(number) for number in shards]
-        there = any(self._directory.glob("shard-*-of-*.npz"))
-        return there, [path.name for path in paths if not path.exists()]
+        has_files = any(self._directory.glob("shard-*-of-*.npz"))
+        return has_files, [path.name for path in paths if not path.exists()]
 
     def _path(self, number: int) -> Path:
         assert self._directory is not None
@@ -157,6 +157,6 @@ def _named(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
 
 
 def _read(key: str, array: np.ndarray) -> tuple[str, np.ndarray]:
-    """Return what `_named` was given."""
+    """Return the arguments of `_named`."""
     key, _, dtype = key.partition(":")
     return key.replace(".", "/"), array.view(dtype) if dtype else array

@@ -69,8 +69,8 @@ class StalenessControl:
         return False
 
     def next_update(self, judge: Judge) -> list[Arrival]:
-        """Return which of `judge.held` make the next update; an empty list if none do yet."""
-        return judge.held[:1]
+        """Return which of `judge.queue` make the next update; an empty list if none do yet."""
+        return judge.queue[:1]
 
     def limit(self, judge: Judge, worker: int) -> int:
         """Return the number of the first step that `worker` may not begin yet."""
@@ -139,9 +139,9 @@ class SoftSync(StalenessControl):
         return _factor(self.rate, staleness)
 
     def next_update(self, judge: Judge) -> list[Arrival]:
-        """Return what is held, once it is c gradients."""
-        needed = max(1, len(judge.active) // self.n)
-        return judge.held[:] if len(judge.held) >= needed else []
+        """Return the queue, once it has c gradients."""
+        quorum = max(1, len(judge.active) // self.n)
+        return judge.queue[:] if len(judge.queue) >= quorum else []
 
 
 @dataclass(frozen=True)
@@ -181,14 +181,14 @@ class BackupWorkers(StalenessControl):
         return arrival.version < version
 
     def next_update(self, judge: Judge) -> list[Arrival]:
-        """Return what is held, once it is N gradients."""
-        possible = len(judge.active.union(arrival.worker for arrival in judge.held))
-        needed = min(judge.workers - self.backups, possible)
-        return judge.held[:] if judge.held and len(judge.held) >= needed else []
+        """Return the queue, once it has N gradients."""
+        possible = len(judge.active.union(arrival.worker for arrival in judge.queue))
+        quorum = min(judge.workers - self.backups, possible)
+        return judge.queue[:] if judge.queue and len(judge.queue) >= quorum else []
 
     def limit(self, judge: Judge, worker: int) -> int:
         """Let a worker wait for the update that its gradient is part of."""
-        waits = any(arrival.worker == worker for arrival in judge.held)
+        waits = any(arrival.worker == worker for arrival in judge.queue)
         return judge.clocks[worker] + (0 if waits else 1)
 
 
@@ -201,7 +201,7 @@ class HardSync(StalenessControl):
     """
 
     def next_update(self, judge: Judge) -> list[Arrival]:
-        """Return what is held, once it has a gradient of each active worker."""
+        """Return the queue, once it has a gradient of each active worker."""
         return BackupWorkers(0).next_update(judge)
 
     def limit(self, judge: Judge, worker: int) -> int:
@@ -245,7 +245,8 @@ class StaleSynchronous(StalenessControl):
 
     def next_update(self, judge: Judge) -> list[Arrival]:
         """Return the first push of the earliest step that all workers may see."""
-        visible = [arrival for arrival in judge.held if arrival.step < judge.slowest() + self.bound]
+        end = judge.slowest() + self.bound
+        visible = [arrival for arrival in judge.queue if arrival.step < end]
         return [min(visible, key=lambda arrival: (arrival.step, arrival.worker))] if visible else []
 
     def limit(self, judge: Judge, worker: int) -> int:
@@ -260,7 +261,7 @@ class Judge:
         workers: the number of workers at the beginning.
         clocks: per worker, the number of its pushes that were taken.
         active: the workers that have not left.
-        held: the pushes that wait for an update, in the order in which they were taken.
+        queue: the pushes that wait for an update, in the order in which they were taken.
     """
 
     def __init__(self, control: StalenessControl, workers: int) -> None:
@@ -268,7 +269,7 @@ class Judge:
         self.workers = workers
         self.clocks = [0] * workers
         self.active = set(range(workers))
-        self.held: list[Arrival] = []
+        self.queue: list[Arrival] = []
 
     def check(self, arrival: Arrival, version: int) -> None:
         """Raise a MismatchError if a push cannot come now, at this version of the shard."""
@@ -310,7 +311,7 @@ class Judge:
         is_dropped = self._control.is_dropped(arrival, version)
         self.clocks[arrival.worker] += 1
         if not is_dropped:
-            self.held.append(arrival)
+            self.queue.append(arrival)
         return not is_dropped
 
     def next_update(self) -> list[Arrival]:
@@ -320,7 +321,7 @@ class Judge:
         arrived. The list is empty if there is no update yet.
         """
         chosen = self._control.next_update(self)
-        self.held = [arrival for arrival in self.held if arrival not in chosen]
+        self.queue = [arrival for arrival in self.queue if arrival not in chosen]
         return sorted(chosen)
 
     def limit(self, worker: int) -> int:
@@ -328,7 +329,7 @@ class Judge:
         return self._control.limit(self, worker)
 
     def leave(self, worker: int) -> None:
-        """Wait for `worker` no longer. What it has pushed counts."""
+        """Wait for `worker` no longer. Its pushes count."""
         self.active.discard(worker)
 
     def slowest(self) -> int:

@@ -8,7 +8,7 @@ from ringar.asynchronous.log import Entry
 
 
 class Turnstile:
-    """Say whose push a shard takes next, after a schedule.
+    """Keep the order in which a shard takes pushes, by a schedule.
 
     A shard that takes pushes in the order of `next`, and serves each pull at the version of
     `version`, repeats the run of a log: before it takes a push, all of `readers(version)` must have
@@ -17,7 +17,7 @@ class Turnstile:
     Args:
         schedule: entries of a log, in any order; or pairs of a worker and its step, in the order in
             which they are to be taken.
-        shard: the number of the shard whose entries are taken. None: there are no others.
+        shard: the number of the shard whose entries count. None: there are no others.
 
     Raises:
         ValueError: if `schedule` has entries of several shards, and `shard` is None.
@@ -26,29 +26,30 @@ class Turnstile:
     def __init__(
         self, schedule: Iterable[Entry | tuple[int, int]], shard: int | None = None
     ) -> None:
-        listed = list(schedule)
-        entries = [one for one in listed if isinstance(one, Entry) and shard in (None, one.shard)]
+        items = list(schedule)
+        log = [item for item in items if isinstance(item, Entry)]
+        entries = [entry for entry in log if shard in (None, entry.shard)]
         if len({entry.shard for entry in entries}) > 1:
             raise ValueError(
                 "`shard` must be given for a log of several shards. Received: shard=None, and "
                 f"entries of the shards {sorted({entry.shard for entry in entries})}"
             )
         entries.sort()
-        pairs = [(one[0], one[1]) for one in listed if not isinstance(one, Entry)]
+        pairs = [(item[0], item[1]) for item in items if not isinstance(item, Entry)]
         self._order = pairs or [(entry.worker, entry.step) for entry in entries]
         self._versions = {(entry.worker, entry.step): entry.version for entry in entries}
         self._readers: dict[int, list[tuple[int, int]]] = {}
         for step, version in sorted(self._versions.items()):
             self._readers.setdefault(version, []).append(step)
         self._last = dict(self._order)
-        self._taken = 0
+        self._position = 0
 
     def next(self) -> tuple[int, int] | None:
         """Return the worker and step of the next push, and go on; None after the last one."""
-        if self._taken == len(self._order):
+        if self._position == len(self._order):
             return None
-        self._taken += 1
-        return self._order[self._taken - 1]
+        self._position += 1
+        return self._order[self._position - 1]
 
     def has(self, worker: int) -> bool:
         """Return whether a worker has pushes in the schedule."""

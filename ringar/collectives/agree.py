@@ -1,9 +1,9 @@
-"""Agreement of ranks: a description is the `same`, work is done `together`, or by the `first`.
+"""Agreement of ranks: `same` compares descriptions, `together` and `first` run work.
 
-Each is one exchange, in which every rank learns the values or the errors of all: either all ranks
-raise or none does, and no rank waits for one that has failed. An error names the function that the
-user has called. `except` catches it on all ranks or on none: where one rank raises a ValueError,
-the others raise a RankError that is a ValueError, too.
+In one exchange every rank learns the values or the errors of all: either all ranks raise or none
+does, and no rank waits for one that has failed. An error names the function that the user has
+called. `except` catches it on all ranks or on none: where one rank raises a ValueError, the others
+raise a RankError that is a ValueError, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringar.job.process_sets import ProcessSet, or_all
 
 Result = TypeVar("Result")
 Remedy = str | Callable[[str], str]
-"""Advice, in sentences; or a function of the path of the value that differs, which returns it."""
+"""Advice, in sentences; or a function that returns it for the path of the value that differs."""
 
 _NOTHING = "nothing"
 _SHOWN = 8
@@ -45,7 +45,7 @@ def same(
     Args:
         description: names and values, or further descriptions. Values are plain: numbers, texts,
             None, and sequences of them.
-        caller: the public name of what the user has called.
+        caller: the public name of the function that the user has called.
         remedy: advice for the error.
         process_set: the ranks concerned; by default all.
 
@@ -66,7 +66,7 @@ def compare(
     remedy: Remedy,
     ranks: Sequence[int] | None = None,
 ) -> None:
-    """Raise if descriptions differ that were gathered before: the same ones on every rank.
+    """Raise if gathered descriptions differ; every rank passes the same ones.
 
     Args:
         of_ranks: a description of each rank, as for `same`.
@@ -90,7 +90,7 @@ def compare(
 
 
 def groups(values: Sequence[Any], ranks: Sequence[int]) -> str:
-    """Return each value with the ranks that have it, for an error: that of the most ranks first.
+    """Return each value with its ranks, for an error; the value of the most ranks comes first.
 
     Args:
         values: the values of ranks.
@@ -123,18 +123,17 @@ def together(
 ) -> list[Result]:
     """Run a function on every rank, and return all results; one rank's error is that of all.
 
-    Collective, behind the function. The function itself communicates only if it does so before it
-    can fail.
+    Collective, after the function. The function itself may communicate only before it can fail.
 
     Args:
-        function: what each rank does; its result can be pickled.
-        caller: the public name of what the user has called.
-        deed: what was expected, for the errors of the other ranks: "to predict its share", say.
+        function: the work of each rank; its result can be pickled.
+        caller: the public name of the function that the user has called.
+        deed: the expected work, for errors on other ranks, such as "to predict its share".
         process_set: the ranks concerned; by default all.
 
     Raises:
-        Exception: on a rank whose function has raised, its error. On the others a `RankError` with
-            the first one's text and traceback, which is also what that error is.
+        Exception: on a rank whose function has raised, its error. On the others a `RankError` that
+            is also of this error's class, with the text and traceback of the first such rank.
     """
     ranks = or_all(process_set)
     result, packed, failure = _attempt(function)
@@ -163,14 +162,14 @@ def first(
 ) -> Result:
     """Run a function on the first rank, and return its result, or raise its error, on all.
 
-    Collective, behind the function.
+    Collective, after the function.
 
     Args:
-        function: what the first rank does; its result can be pickled.
-        caller: the public name of what the user has called.
-        deed: what was expected, for the errors of the other ranks: "to write 'a.keras'", say.
+        function: the work of the first rank; its result can be pickled.
+        caller: the public name of the function that the user has called.
+        deed: the expected work, for errors on other ranks, such as "to write 'a.keras'".
         process_set: the ranks concerned; by default all.
-        meanwhile: what the other ranks do.
+        meanwhile: the work of the other ranks.
 
     Raises:
         Exception: on the first rank its error, on the others a `RankError` as from `together`.
@@ -212,7 +211,9 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Return the description of an error that was raised."""
-        names = (kind.__name__ for kind in type(error).__mro__ if _known(kind.__name__) is kind)
+        names = (
+            kind.__name__ for kind in type(error).__mro__ if _shared_class(kind.__name__) is kind
+        )
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         return cls(next(names, "Exception"), f"{type(error).__name__}: {error}", trace.rstrip())
 
@@ -234,18 +235,18 @@ def _attempt(function: Callable[[], Any]) -> tuple[Any, bytes, Exception | None]
         return None, b"", error
 
 
-def _known(name: str) -> Any:
+def _shared_class(name: str) -> Any:
     return getattr(errors, name, None) or getattr(builtins, name, None)
 
 
 @functools.cache
 def _rank_error(kind: str) -> type[RingarError]:
-    """Return the class of an error that another rank has raised as one of class `kind`."""
-    base = _known(kind)
+    """Return the class of the error here for an error of class `kind` on another rank."""
+    base = _shared_class(kind)
     if issubclass(base, RingarError):
         plain_class: type[RingarError] = base
         return plain_class
-    # Errors of some classes print other things than their text, or want several arguments.
+    # Some classes of errors print more than their text, or need several arguments.
     namespace = {"__module__": RankError.__module__, "__str__": lambda error: str(error.args[0])}
     try:
         error_class = type(RankError.__name__, (RankError, base), namespace)

@@ -52,13 +52,13 @@ def allreduce(
         process_set: the ranks that take part; default all.
 
     Returns:
-        A tensor or array of the shape and dtype given.
+        A tensor or array of the input's shape and dtype.
 
     The gradient is that of the sum of all ranks' losses: the upstream gradients of all ranks are
     added, and divided by the number of ranks for Average.
 
     Raises:
-        ValueError: an argument has none of these values. On this rank only.
+        ValueError: an argument has a value that is not listed. On this rank only.
         MismatchError: ranks disagree on collective, shape, dtype, op or name, or a rank averages
             integers. On every rank.
             (TensorFlow tensors: `tf.errors.InvalidArgumentError`.)

@@ -38,7 +38,7 @@ def note(results: Sequence[Any]) -> None:
 def act_if(
     condition: tf.Tensor, act: Callable[[], Any], otherwise: Callable[[], Any] = lambda: None
 ) -> None:
-    """Act if `condition` is true, or otherwise, in a graph or at once."""
+    """Run `act` if `condition` is true, else `otherwise`, in a graph or at once."""
 
     def branch(action: Callable[[], Any]) -> tf.Tensor:
         action()

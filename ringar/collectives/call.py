@@ -214,15 +214,15 @@ _has_bound_graphs = False
 
 
 def has_bound_graphs() -> bool:
-    """Return whether a function was traced that holds the number of ranks, in an elastic job."""
+    """Return whether an elastic job has traced a function that depends on the number of ranks."""
     return _has_bound_graphs
 
 
 def _world_of(collective: str, ranks: ProcessSet) -> int:
     """Return the world to which a collective in a graph is bound; -1 for none.
 
-    Graphs outlive worlds. Results of an allreduce do not depend on the number of ranks but by the
-    mean, for which there is `Call.mean`.
+    Graphs outlive worlds. An allreduce depends on the number of ranks only in its mean, for which
+    there is `Call.mean`.
     """
     global _has_bound_graphs
     free = collective in ("allreduce", "broadcast", "barrier") and ranks.process_set_id == 0
@@ -242,8 +242,8 @@ def number_in_graph(name: str, process_set_id: int) -> str:
     if not hasattr(graph, "_ringar_calls"):
         graph._ringar_calls, graph._ringar_prefix = collections.Counter(), ""
         if not tf.inside_function():
-            here = sum(operation.type == TICKET for operation in graph.get_operations())
-            graph._ringar_prefix = f"graph_{next(_session_graphs)}_{here}/"
+            tickets = sum(operation.type == TICKET for operation in graph.get_operations())
+            graph._ringar_prefix = f"graph_{next(_session_graphs)}_{tickets}/"
     number: int = graph._ringar_calls[process_set_id]
     graph._ringar_calls[process_set_id] += 1
     return f"{graph._ringar_prefix}{name}_{number}"

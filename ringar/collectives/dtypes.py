@@ -20,7 +20,7 @@ Examples: TypeAlias = "Arrays | Sequence[Arrays | None]"
 """A batch as Keras passes it: inputs, targets and sample weights, None if there are none."""
 
 ArrayT = TypeVar("ArrayT", bound="np.ndarray | np.generic | tf.Tensor | tf.Variable")
-"""The kind of array that a collective is given and returns; a tensor for a variable."""
+"""The kind of array that a collective takes and returns; a tensor for a variable."""
 
 GradientT = TypeVar(
     "GradientT", bound="np.ndarray | np.generic | tf.Tensor | tf.Variable | tf.IndexedSlices"

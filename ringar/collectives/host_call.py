@@ -72,21 +72,21 @@ def host_call(
             )
         )
     specs = [tf.TensorSpec(compiled.static_shape(t, call), t.dtype) for t in tensors]
-    made = _HostCall(function, specs, results)
-    _calls[made.number] = made
-    _keep(made)
+    handler = _HostCall(function, specs, results)
+    _calls[handler.number] = handler
+    _keep(handler)
     _install()
-    return compiled.run(str(made.number), tensors, results, "ringar_host_call")
+    return compiled.run(str(handler.number), tensors, results, "ringar_host_call")
 
 
 def cause_of(error: BaseException) -> BaseException | None:
-    """Return the error of a function that has ended a step as `error`, an error of TensorFlow."""
-    is_it = isinstance(error, tf.errors.OpError) and _raised and str(_raised[0]) in error.message
-    return _raised[0] if is_it else None
+    """Return the function's error behind TensorFlow's `error`; None if it has another cause."""
+    is_cause = isinstance(error, tf.errors.OpError) and _raised and str(_raised[0]) in error.message
+    return _raised[0] if is_cause else None
 
 
 def _noting(function: Function, *arrays: Any) -> Any:
-    """Call a function, and keep its error: TensorFlow keeps the text alone."""
+    """Call a function, and keep its error, since TensorFlow keeps only the text."""
     try:
         return function(*arrays)
     except BaseException as error:
@@ -142,7 +142,7 @@ def _install() -> None:
 
 
 def _keep(call: _HostCall) -> None:
-    """Keep a call as long as a graph that has it."""
+    """Keep a call as long as the graphs that contain it."""
     graph = tf_ops.get_default_graph()
     while graph is not None and graph.building_function:
         graph._ringar_host_calls = [*getattr(graph, "_ringar_host_calls", []), call]

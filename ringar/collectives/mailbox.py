@@ -1,8 +1,8 @@
-"""What all mailboxes in windows share: records that are seen whole, and waiting for one.
+"""The common part of mailboxes in windows: records, and the wait for a record.
 
-A mailbox is memory in a window, which one rank writes and another reads when it comes there. The
-data is written first, and then a record that tells of it. A record is a chunk of its window, and so
-seen whole or not at all.
+A mailbox is memory in a window that one rank writes and another reads later. The writer puts the
+data first, and then a record that announces it. A record is one chunk of its window, so a reader
+sees all of it or nothing.
 """
 
 from __future__ import annotations

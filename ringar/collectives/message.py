@@ -39,7 +39,7 @@ def begin(
 ) -> Call:
     """Return a call for a message to or from `peer`, a rank of the process set.
 
-    It gets no number in its graph, since the two ranks may have different other messages.
+    The call gets no number in its graph, since the two ranks may differ in their other messages.
     """
     call, ranks = calls.begin(direction, process_set, name or "")
     if compiled.is_compiling():

@@ -1,12 +1,11 @@
 """The order of collectives in a graph: on all ranks that of the program.
 
-In a `tf.function` TensorFlow keeps the order of stateful ops, except of those that use resources:
-these wait for others with the same resource only. The call of a function uses its variables. So the
-collectives of one function could begin before those of another, which comes first in the program,
-and on each rank in another order. TensorFlow has a chain of calls for collectives of its own
-(`_collective_manager_ids`), which functions with our collectives join. A graph that has collectives
-beside such calls, or beside conditionals and loops with collectives, gets the edges that are
-missing.
+In a `tf.function` TensorFlow keeps the order of stateful ops, except for those that use resources:
+these wait only for others with the same resource. The call of a function uses its variables. So the
+collectives of one function could begin before those of an earlier one, and in another order on each
+rank. TensorFlow has a chain of calls for collectives of its own (`_collective_manager_ids`), which
+functions with our collectives join. A graph that has collectives beside such calls, or beside
+conditionals and loops with collectives, gets the missing edges.
 
 A graph of TensorFlow 1 runs in parts, as a session fetches them. There every collective draws a
 ticket, and the tickets are in the order of the program; collectives in its functions, conditionals
@@ -38,7 +37,7 @@ _FETCHED = (
     "A session runs what it fetches, and this call has no result: take a collective that returns a "
     "tensor, and let the session fetch it."
 )
-_functions: set[str] = set()  # the names of those with collectives
+_functions: set[str] = set()  # the names of functions with collectives
 
 
 def in_session_graph() -> bool:
@@ -88,7 +87,7 @@ def _inner_graph() -> str | None:
 
 
 def in_order(make: Callable[[], Made]) -> Made:
-    """Make an op that TensorFlow runs after the one that was made before it.
+    """Make an op that TensorFlow runs after the previous one.
 
     A `tf.function` keeps the program order of stateful ops. The functions that TensorFlow derives
     for gradients do not, and neither do graphs of TensorFlow 1.
@@ -137,9 +136,9 @@ def _ticket_in_session_graph(make: Callable[[], Any], last: Sequence[tf.Tensor])
 def follow_ticket(op: tf.Operation, has_outputs: bool) -> None:
     """Let TensorFlow issue an op as soon as its inputs are ready; its ticket keeps the order.
 
-    Otherwise each stateful op waits for the end of the one before it in the program. An op without
-    outputs would be left out in a function that TensorFlow derives for gradients, as all that no
-    result depends on.
+    Otherwise each stateful op waits for the end of the one before it in the program. Functions that
+    TensorFlow derives for gradients drop ops on which no result depends, so an op without outputs
+    becomes a control output there.
     """
     op.graph._ringar_has_tickets = True
     if manager := getattr(op.graph, "experimental_acd_manager", None):
@@ -151,7 +150,7 @@ def follow_ticket(op: tf.Operation, has_outputs: bool) -> None:
 def has_tickets() -> bool:
     """Return whether earlier collectives of the graph may hold a ticket without being issued.
 
-    A collective behind them must not block a thread, which they may need in order to be issued.
+    A later collective must not block a thread: they may need it in order to be issued.
     """
     graph = None if tf.executing_eagerly() else tf_ops.get_default_graph()
     while graph is not None:
@@ -162,7 +161,7 @@ def has_tickets() -> bool:
 
 
 class _Dependencies(AutomaticControlDependencies):
-    """Add control dependencies to a graph with collectives, of its own or of what it calls."""
+    """Add control dependencies to a graph that has collectives, or calls functions with them."""
 
     @property
     def collective_manager_ids_used(self) -> dict[int, object]:

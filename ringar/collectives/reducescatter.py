@@ -93,8 +93,8 @@ def _rows_of_all_ranks(back: Backward) -> list[tf.Tensor]:
     # Compiled all-gathers need equal rows: pad every share to the longest, then cut.
     padded = []
     for x, up in zip(back.inputs, back.upstream, strict=True):
-        missing = share(x.shape[0], ranks, 0) - up.shape[0]
-        padded.append(tf.pad(up, [[0, missing], *[[0, 0]] * (x.shape.rank - 1)]))
+        padding = share(x.shape[0], ranks, 0) - up.shape[0]
+        padded.append(tf.pad(up, [[0, padding], *[[0, 0]] * (x.shape.rank - 1)]))
     gradients = []
     for x, gathered in zip(back.inputs, back.run("allgather", padded), strict=True):
         rows, longest = x.shape[0], share(x.shape[0], ranks, 0)

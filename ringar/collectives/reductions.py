@@ -56,9 +56,9 @@ def reduce(
 
 
 def with_op(call: Call, op: ReduceOp, ranks: int, *, wire: str = "", algorithm: str = "") -> Call:
-    """Return the call with what a reduction adds to it; an average becomes a scaled sum.
+    """Return the call with the settings of a reduction; an average becomes a scaled sum.
 
-    In a graph that may outlive the number of ranks, the engine makes the factor when it runs.
+    In a graph that may outlive the number of ranks, the engine computes the factor at run time.
 
     Raises:
         ValueError: `op` is no `ReduceOp`.
@@ -87,7 +87,7 @@ def refuse_integer_average(
     """Raise ValueError for an average of integers, which would be truncated, on one rank alone.
 
     On several ranks an average has a factor, which the engine refuses for integers. The other
-    ranks, whose dtype may be another, get the error, too, instead of waiting for this one.
+    ranks, whose dtype may differ, then get the error, too, instead of waiting for this rank.
     """
     if ranks == 1 and op is Average and not tf.as_dtype(dtype).is_floating:
         raise ValueError(

@@ -27,7 +27,7 @@ def send(
     """Send tensors to another rank, which calls `ringar.recv`.
 
     Messages between two ranks with the same tag are a stream: they arrive in the order of the
-    sends, whatever process sets are named. Each stream has two buffers in each direction. A send
+    sends, with any process sets. Each stream has two buffers in each direction. A send
     ends when its message is in a buffer, and waits while both buffers hold messages that were not
     received. In a `tf.function` a send keeps its place in program order, and delays only later
     messages of its stream.

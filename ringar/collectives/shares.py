@@ -35,7 +35,7 @@ NO_SHARES = 0
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """Hold what a rank says in front of its gradients.
+    """Hold the values of a rank's control vector.
 
     Attributes:
         rows: the rows of the rank's batch, a number or a scalar tensor; or `WHOLE`.
@@ -176,7 +176,7 @@ def _run_in_graph(
 
 
 def begin_training() -> None:
-    """Forget who asked to stop, and what a full batch is; all ranks do so at the same place."""
+    """Reset the requests to stop and the size of a full batch, at the same place on all ranks."""
     native.library().ringar_begin_training()
 
 
@@ -186,7 +186,7 @@ def ask_to_stop(asks: bool) -> None:
 
 
 def stop_was_seen() -> bool:
-    """Return whether a rank was seen to ask all ranks to stop."""
+    """Return whether a rank has asked all ranks to stop, as far as this rank has seen."""
     return bool(native.library().ringar_stop_was_seen())
 
 

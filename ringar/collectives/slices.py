@@ -31,7 +31,7 @@ def gather(
     prescale_factor: float,
     postscale_factor: float,
 ) -> tuple[tf.IndexedSlices, tf.Tensor]:
-    """Return the slices of all ranks, scaled as `op` and the factors say, and each rank's number.
+    """Return the slices of all ranks, scaled by `op` and the factors, and their number per rank.
 
     Raises:
         ValueError: an argument cannot be used.
@@ -51,21 +51,20 @@ def gather(
     refuse_integer_average(call, slices.dtype, op, ranks.size())
     values = slices.values
     if scale != 1.0 and not slices.dtype.is_floating:
-        # The engine refuses this allreduce, and on all ranks: they wait for this one.
+        # The engine refuses this allreduce on all ranks; otherwise the others would wait.
         collectives.run(dataclasses.replace(call, postscale=scale), [values])
     elif scale != 1.0:
         values *= scale
-    narrow = compressors.checked(compression)
+    wire = compressors.checked(compression)
     values, context = compression.compress(values)
-    wide = values.dtype
-    # An all-gather adds nothing on the way, so narrow the values here. On one host nothing is
-    # narrowed.
-    if narrow and wide == tf.float32 and place.local_size() < place.size():
-        values = tf.cast(values, narrow)
+    dtype = values.dtype
+    # An all-gather adds nothing on the way, so narrow the values here; on one host do not.
+    if wire and dtype == tf.float32 and place.local_size() < place.size():
+        values = tf.cast(values, wire)
     gathered = allgather(values, name=name and f"{name}/values", process_set=process_set)
     count = tf.shape(slices.indices, slices.indices.dtype)
     indices, counts = grouped_allgather(
         [slices.indices, count], name=name and f"{name}/indices", process_set=process_set
     )
-    values = compression.decompress(tf.cast(gathered, wide), context)
+    values = compression.decompress(tf.cast(gathered, dtype), context)
     return tf.IndexedSlices(values, indices, slices.dense_shape), counts

@@ -31,7 +31,7 @@ class Traffic:
 
 
 _KEYS = ("name", "layer", "collective", "staleness")
-# Parameter servers, with the counts that were there at the last reset.
+# Parameter servers, with their counts at the last reset.
 _servers: weakref.WeakKeyDictionary[Any, collections.Counter[int]] = weakref.WeakKeyDictionary()
 
 

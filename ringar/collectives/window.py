@@ -220,7 +220,7 @@ class Window:
     ) -> None:
         """Add to rows of the part of a rank, as `accumulate` adds to elements side by side.
 
-        A row may be there several times. Without a lock, additions do not count in `version`.
+        `rows` may repeat a row. Without a lock, additions do not count in `version`.
 
         Args:
             rank: a rank of the process set.
@@ -247,17 +247,17 @@ class Window:
         lock: bool = True,
         atomic: bool = False,
     ) -> np.ndarray:
-        """Change rows of the part of a rank from the values that were read to others.
+        """Change rows of the part of a rank from values that this rank has read to new ones.
 
-        Elements that still have their value of `before` get that of `after`, bit for bit. To those
-        that other ranks have changed meanwhile, the difference is added. For float32, float64 and
-        integers of 32 and 64 bits.
+        Elements that still equal `before` become `after`, bit for bit. Where other ranks have
+        changed an element meanwhile, the difference is added. For float32, float64 and integers of
+        32 and 64 bits.
 
         Args:
             rank: a rank of the process set.
             rows: the numbers of the rows, integers, in any order; int64 arrays are fastest.
             before: the values that this rank has read, `[len(rows), width]` or `[len(rows)]`.
-            after: the values that it makes of them, of the same shape.
+            after: the new values, of the same shape.
             lock: as for `scatter_add`.
             atomic: as for `scatter_add`.
 
@@ -315,7 +315,7 @@ class Window:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        # After an error the other ranks may not come: they would be waited for.
+        # After an error the other ranks may not come, and `close` would wait for them.
         if kind is None:
             self.close()
 

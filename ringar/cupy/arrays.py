@@ -42,28 +42,29 @@ class Place:
         self.device.__exit__(*error)
 
 
-def arrays_of(cupy: Any, call: Call, given: Iterable[Any]) -> list[Any]:
+def arrays_of(cupy: Any, call: Call, values: Iterable[Any]) -> list[Any]:
     """Return a user's arrays as arrays of CuPy in the same memory.
 
     Raises:
         TypeError: an argument is not an array on a GPU.
     """
     return [
-        value if isinstance(value, cupy.ndarray) else _taken(cupy, call, value) for value in given
+        value if isinstance(value, cupy.ndarray) else _array_of(cupy, call, value)
+        for value in values
     ]
 
 
-def _taken(cupy: Any, call: Call, given: Any) -> Any:
-    on_host = isinstance(given, (np.ndarray, np.generic))
+def _array_of(cupy: Any, call: Call, value: Any) -> Any:
+    on_host = isinstance(value, (np.ndarray, np.generic))
     # DLPack first: it waits for the producer's stream on the GPU, the CUDA array interface on the
     # host.
-    if not on_host and hasattr(given, "__dlpack_device__") and hasattr(given, "__dlpack__"):
-        on_host = int(given.__dlpack_device__()[0]) != _ON_CUDA
+    if not on_host and hasattr(value, "__dlpack_device__") and hasattr(value, "__dlpack__"):
+        on_host = int(value.__dlpack_device__()[0]) != _ON_CUDA
         if not on_host:
-            return cupy.from_dlpack(given)
-    if hasattr(given, "__cuda_array_interface__"):
-        return cupy.asarray(given)
-    kind = f"{type(given).__module__}.{type(given).__qualname__}"
+            return cupy.from_dlpack(value)
+    if hasattr(value, "__cuda_array_interface__"):
+        return cupy.asarray(value)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise TypeError(
         call.refusal(
             "a cupy.ndarray, or an array on a GPU with __dlpack__ or __cuda_array_interface__",
@@ -165,22 +166,22 @@ def _check_output(
                 "Results are not cast.",
             )
         )
-    wrong: tuple[object, object] | None = None
+    fault: tuple[object, object] | None = None
     if tuple(output.shape) != shape:
-        wrong = f"of shape {shape}", tuple(output.shape)
+        fault = f"of shape {shape}", tuple(output.shape)
     elif not output.flags.c_contiguous:
-        wrong = "that is C-contiguous", f"one with strides {output.strides}"
+        fault = "that is C-contiguous", f"one with strides {output.strides}"
     elif output.device.id != place.device.id:
-        wrong = f"on GPU {place.device.id}, as the input", f"one on GPU {output.device.id}"
-    if wrong is not None:
-        expected, received = wrong
+        fault = f"on GPU {place.device.id}, as the input", f"one on GPU {output.device.id}"
+    if fault is not None:
+        expected, received = fault
         remedy = "cupy.empty makes one that can be used."
         raise ValueError(call.refusal(f"in `out` an array {expected}", received, remedy))
 
 
-def _is_read_only(given: Any) -> bool:
-    described = getattr(given, "__cuda_array_interface__", None)
-    return described is not None and bool(described["data"][1])
+def _is_read_only(value: Any) -> bool:
+    description = getattr(value, "__cuda_array_interface__", None)
+    return description is not None and bool(description["data"][1])
 
 
 def _refuse_overlap(call: Call, arrays: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -193,9 +194,9 @@ def _refuse_overlap(call: Call, arrays: Sequence[Any], outputs: Sequence[Any]) -
     for i, (array, output) in enumerate(zip(arrays, outputs, strict=True)):
         if not (in_place and array.data.ptr == output.data.ptr):
             ranges.append((array.data.ptr, array.nbytes, i, False))
-    end, written = 0, False
+    end, has_output = 0, False
     for begin, length, i, is_output in sorted(ranges):
-        if length and begin < end and (written or is_output):
+        if length and begin < end and (has_output or is_output):
             raise ValueError(
                 call.refusal(
                     "arrays in `out` that share no memory with each other or with inputs"
@@ -205,5 +206,5 @@ def _refuse_overlap(call: Call, arrays: Sequence[Any], outputs: Sequence[Any]) -
                 )
             )
         if length:
-            written = is_output if begin >= end else written or is_output
+            has_output = is_output if begin >= end else has_output or is_output
             end = max(end, begin + length)

@@ -59,9 +59,9 @@ def begin(
     return device.load(function), call, ranks
 
 
-def inputs_of(cupy: ModuleType, call: Call, given: Sequence[Any], dtype: str | None) -> Inputs:
+def inputs_of(cupy: ModuleType, call: Call, values: Sequence[Any], dtype: str | None) -> Inputs:
     """Return a user's arrays, at least one, copied where they are not contiguous."""
-    arrays = arrays_of(cupy, call, given)
+    arrays = arrays_of(cupy, call, values)
     place = place_of(cupy, call, arrays)
     dtypes = dtypes_of(call, arrays, dtype)
     with place:

@@ -121,8 +121,8 @@ class Shape:
 
     def _group(self, team: int, most: int) -> int:
         # A thread holds at most 32 registers of values.
-        held = 128 // self.itemsize
-        return max(1, min(most, held // -(-(self.size**2) // team)))
+        capacity = 128 // self.itemsize
+        return max(1, min(most, capacity // -(-(self.size**2) // team)))
 
     def defines(self) -> dict[str, str | int]:
         """Return the macros for the compilation of the kernels."""
@@ -191,11 +191,11 @@ def plan(steps: int, levels: int, per_round: int = LEVELS_PER_ROUND) -> Plan:
     return Plan(tuple(rounds), nodes)
 
 
-def cycles(made: Plan, batch: int, size: int, itemsize: int, processors: int) -> float:
+def cycles(rounds_plan: Plan, batch: int, size: int, itemsize: int, processors: int) -> float:
     """Return the cycles of a plan, by the model in the docstring of this module.
 
     Args:
-        made: the plan.
+        rounds_plan: the plan.
         batch: B.
         size: H.
         itemsize: 4 or 8.
@@ -212,8 +212,8 @@ def cycles(made: Plan, batch: int, size: int, itemsize: int, processors: int) ->
         read = teams * nodes * size**2 * itemsize / (_BYTES_PER_CYCLE * processors)
         return _LAUNCH_CYCLES + max(waves * nodes * latency, read, teams * nodes * work)
 
-    total = launch(batch, made.top, vector_latency, 0)
-    for r in made.rounds:
+    total = launch(batch, rounds_plan.top, vector_latency, 0)
+    for r in rounds_plan.rounds:
         work = size**3 / (product_rate * processors)
         total += launch((r.spans - 1) * batch, r.width, product_latency, work)
         total += launch(r.spans * batch, r.width, vector_latency, 0)

@@ -62,7 +62,7 @@ def allreduce(
         process_set: the ranks that take part; default all.
 
     Returns:
-        `out`, or a `cupy.ndarray` of the shape and dtype given.
+        `out`, or a `cupy.ndarray` of the input's shape and dtype.
 
     Raises:
         TypeError: an argument is not an array on a GPU, or `out` has another dtype. On this rank.
@@ -201,5 +201,5 @@ def _times(array: cupy.ndarray, factor: float) -> cupy.ndarray:
     """Return `array` times `factor`, in float32 if its dtype is narrower, as on the host."""
     if factor == 1.0:
         return array
-    wide = array.dtype if array.dtype.itemsize > 2 else np.dtype("float32")
-    return (array.astype(wide, copy=False) * wide.type(factor)).astype(array.dtype, copy=False)
+    dtype = array.dtype if array.dtype.itemsize > 2 else np.dtype("float32")
+    return (array.astype(dtype, copy=False) * dtype.type(factor)).astype(array.dtype, copy=False)

@@ -80,7 +80,7 @@ def scan(
 
 
 def execute(
-    made: Plan | None,
+    rounds_plan: Plan | None,
     shape: Shape,
     launcher: Any,
     matrices: cupy.ndarray,
@@ -92,7 +92,7 @@ def execute(
     """Run a plan and return v_0 … v_n.
 
     Args:
-        made: the plan; None if there are no steps or examples.
+        rounds_plan: the plan; None if there are no steps or examples.
         shape: the shape of the matrices.
         launcher: an object with `empty(shape, dtype)` and `launch(kernel, grid, block, shared,
             arguments)`.
@@ -103,12 +103,12 @@ def execute(
     """
     steps, batch, size = matrices.shape[:3]
     out = launcher.empty((steps + 1, batch, size), matrices.dtype)
-    if made is None:
+    if rounds_plan is None:
         out[...] = vector
         return out
     run = _Run(shape, launcher, batch, matrices.dtype, steps if adjoint else None)
     nodes, added, states = [matrices], [addends], [out]
-    for number, r in enumerate(made.rounds):
+    for number, r in enumerate(rounds_plan.rounds):
         total, total_addends, above = run.up(
             number, r, nodes[-1], added[-1], vector if number == 0 else states[-1][1]
         )
@@ -116,10 +116,10 @@ def execute(
         added.append(total_addends)
         states.append(above)
     # The up-sweep computes state 1 of a round above the leaves; with two nodes it is the last.
-    if not made.rounds or made.top > 2:
-        top = planning.Round(made.top, made.top)
-        run.chain(len(made.rounds), top, nodes[-1], added[-1], vector, None, states[-1])
-    for number, r in reversed(list(enumerate(made.rounds))):
+    if not rounds_plan.rounds or rounds_plan.top > 2:
+        top = planning.Round(rounds_plan.top, rounds_plan.top)
+        run.chain(len(rounds_plan.rounds), top, nodes[-1], added[-1], vector, None, states[-1])
+    for number, r in reversed(list(enumerate(rounds_plan.rounds))):
         run.chain(number, r, nodes[number], added[number], vector, states[number + 1],
                   states[number])  # fmt: skip
     return out

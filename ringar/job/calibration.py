@@ -1,10 +1,10 @@
-"""What is best on the machine at hand: measured when a first job starts there, kept for the next.
+"""Calibration of a machine: measured when a first job starts there, and kept for later jobs.
 
-tf_ops/engine/calibration.h says what the ranks of a host measure, and how. The result is a number:
-from how many bytes on an allreduce stores its results past the caches. It holds for a kind of
-machine, a version of ringar and a number of ranks, and lies in the user's cache directory, a file
-for each. A file that does not say exactly that is ignored, and written anew. Jobs that start at
-once each put a whole file in its place; the last one stays.
+tf_ops/engine/calibration.h describes the measurement by the ranks of a host. The result is the
+number of bytes from which an allreduce stores its results past the caches. It holds for a kind of
+machine, a version of ringar and a number of ranks; the user's cache directory has a file for each.
+A file for another kind is ignored, and written anew. Jobs that start at once each put a whole file
+in place; the last one stays.
 
 The first rank of a host reads and writes the file, and the others take its number in `init`. The
 built-in default, that no size gains, holds where a calibration could not be kept or would measure
@@ -39,7 +39,7 @@ MODES = ("auto", "off", "again")
 NEVER = 0
 """The number that stands for no size, the built-in default."""
 MEASURE = -1
-"""What a rank asks for in place of a number (RINGAR_CALIBRATE of ringar.h)."""
+"""The request to measure, in place of a number (RINGAR_CALIBRATE of ringar.h)."""
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _SYSFS = Path("/sys/devices/system")
@@ -53,7 +53,7 @@ _log = log.logger(__name__)
 
 @dataclass(frozen=True)
 class Kind:
-    """What a calibration holds for."""
+    """Name the machine, the version and the number of ranks for which a calibration holds."""
 
     version: str
     processor: str
@@ -62,7 +62,7 @@ class Kind:
 
     @property
     def path(self) -> Path:
-        """The file of its calibration; another version has the same, and overwrites it."""
+        """The path of the calibration file, shared by all versions."""
         machine = f"{self.processor}\n{self.topology}"
         digest = hashlib.sha256(machine.encode()).hexdigest()[:12]
         return folder() / f"calibration-{digest}-{self.ranks}.json"
@@ -141,12 +141,12 @@ def proposal(config: native.Config, environment: Mapping[str, str]) -> int:
     saved = load(kind)
     if saved is not None:
         return saved
-    # What cannot be kept would be measured by every job; and a changed world is not to wait.
+    # Every job would measure again what cannot be kept; and a changed world must not wait.
     return MEASURE if config.generation <= 1 and _is_writable(kind.path) else NEVER
 
 
 def describe(ranks: int, number: int) -> str:
-    """Return what a calibration has found, in words."""
+    """Return the result of a calibration in words."""
     if number == NEVER:
         return f"{ranks} ranks: no allreduce gains by storing its results past the caches"
     return (
@@ -155,7 +155,7 @@ def describe(ranks: int, number: int) -> str:
     )
 
 
-def kept() -> Iterator[tuple[Kind, int]]:
+def entries() -> Iterator[tuple[Kind, int]]:
     """Yield the calibrations of this machine and version, by their numbers of ranks."""
     machine = this_kind(0)
     files = folder().glob(machine.path.name.replace("-0.json", "-*.json"))

@@ -33,10 +33,10 @@ def mode(environ: Mapping[str, str]) -> str:
     Raises:
         ValueError: it is neither "each" nor "all".
     """
-    asked = environ.get(MODE_VARIABLE) or MODES[0]
-    if asked not in MODES:
-        raise ValueError(f"{MODE_VARIABLE} must be one of {', '.join(MODES)}. Received: {asked!r}")
-    return asked
+    choice = environ.get(MODE_VARIABLE) or MODES[0]
+    if choice not in MODES:
+        raise ValueError(f"{MODE_VARIABLE} must be one of {', '.join(MODES)}. Received: {choice!r}")
+    return choice
 
 
 def configure(
@@ -64,9 +64,9 @@ def configure(
     gpus = config.get_visible_devices("GPU")
     if len(gpus) < 2:
         return
-    chosen = local_rank % len(gpus)
+    number = local_rank % len(gpus)
     try:
-        config.set_visible_devices(gpus[chosen], "GPU")
+        config.set_visible_devices(gpus[number], "GPU")
     except RuntimeError:
         warnings.warn(
             f"rank {rank} | TensorFlow was in use before ringar.init(), and holds all "
@@ -75,7 +75,7 @@ def configure(
             stacklevel=2,
         )
         return
-    name = gpus[chosen].name.rpartition(":")[2]
+    name = gpus[number].name.rpartition(":")[2]
     _log.info(
         "uses GPU %s, one of %d; %s=all leaves the choice to the program",
         name,

@@ -2,7 +2,7 @@
 
 A program between launcher and script may close files that it does not know, as Python's
 `subprocess` does. A file in memory is then opened again in /proc, through the launcher, which keeps
-it. A socket cannot be.
+it. A socket cannot be opened again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def socket(variable: str, environ: Mapping[str, str]) -> int:
 
 
 def mark_rank() -> None:
-    """Tell the processes that this rank starts that they are none."""
+    """Tell the processes that this rank starts that they are no ranks."""
     os.environ[RANK_VARIABLE] = str(os.getpid())
 
 
@@ -98,11 +98,11 @@ def _parent(process: int) -> int:
         return 0
 
 
-def _closed(variable: str, environ: Mapping[str, str], what: str) -> RingarError:
+def _closed(variable: str, environ: Mapping[str, str], purpose: str) -> RingarError:
     return RingarError(
         f"rank {environ.get('RINGAR_RANK', '?')} | ringar.init: expected file {environ[variable]} "
-        f"({variable}), {what}, to be open as ringarrun has opened it; received another file, or "
-        "none. A program between ringarrun and the script has closed it, as Python's subprocess "
+        f"({variable}), {purpose}, to be open as ringarrun has opened it; received another file, "
+        "or none. A program between ringarrun and the script has closed it, as Python's subprocess "
         "does unless close_fds=False: let it execute the script in its own process (os.execv), or "
         "start it first, and ringarrun from it."
     )

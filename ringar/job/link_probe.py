@@ -7,7 +7,7 @@ if MPI has to connect the hosts first.
 - Latency: every host's first rank sends a few bytes to the next host and receives from the one
   before, all at once, as in every round of a ring or of recursive doubling. Groups of eight such
   rounds are timed, and the median group counts: within a group rounds are short and long in turn
-  where the ranks are out of step, since messages wait for those who come late.
+  where the ranks are out of step, since messages wait for late ranks.
 - Bandwidth: the same with larger messages, until one takes 15 ms and eight latencies or is 16 MiB,
   then four of these without a pause. The median of the last three counts: token buckets, of clouds
   and of `tc qdisc ... tbf`, let a first burst pass faster. The bytes travel as in the ring, in
@@ -82,16 +82,16 @@ def measure(comm: MPI.Comm, hosts: Sequence[int]) -> dict[str, float]:
     with of_host as local, of_leads as between:
         link = _link(between) if leads else None
         comm.Barrier()
-        mine = (*_adder_and_copier(), _barrier(local))
-    everyone = comm.allgather((link, mine))
-    links = [found for found, _ in everyone if found is not None]
-    of_hosts = [found for _, found in everyone]
+        figures = (*_adder_and_copier(), _barrier(local))
+    links, figures_of_ranks = zip(*comm.allgather((link, figures)), strict=True)
+    latencies, bandwidths = zip(*filter(None, links), strict=True)
+    additions, copies, barriers = zip(*figures_of_ranks, strict=True)
     return {
-        "latency": max(found[0] for found in links),
-        "bandwidth": min(found[1] for found in links),
-        "reduction": min(found[0] for found in of_hosts),
-        "local_latency": max(found[2] for found in of_hosts),
-        "local_bandwidth": min(found[1] for found in of_hosts),
+        "latency": max(latencies),
+        "bandwidth": min(bandwidths),
+        "reduction": min(additions),
+        "local_latency": max(barriers),
+        "local_bandwidth": min(copies),
     }
 
 
@@ -109,29 +109,30 @@ def _link(comm: MPI.Comm) -> tuple[float, float]:
     long_enough = max(_LONG_ENOUGH, _LATENCIES * latency)
     size = _FIRST
     while True:
-        sent, got = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
-        slowest = max(comm.allgather(_timed(lambda: _exchange(comm, sent, got), 1)[0]))  # noqa: B023
+        source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+        seconds = _timed(lambda: _exchange(comm, source, target), 1)[0]  # noqa: B023
+        slowest = max(comm.allgather(seconds))
         if slowest >= long_enough or size >= _LARGEST:
             break
         size = min(_LARGEST, size * (4 if slowest < long_enough / 4 else 2))
-    everyone = comm.allgather(_timed(lambda: _exchange(comm, sent, got), 4))
+    everyone = comm.allgather(_timed(lambda: _exchange(comm, source, target), 4))
     _, *rest = (max(times) for times in zip(*everyone, strict=True))
     seconds = median(rest)
     return latency, size / max(seconds - latency, seconds / 2)
 
 
-def _exchange(comm: MPI.Comm, given: np.ndarray, got: np.ndarray) -> None:
+def _exchange(comm: MPI.Comm, source: np.ndarray, target: np.ndarray) -> None:
     """Send to the next rank and receive from the one before, in chunks.
 
     Ranks yield between polls, so that ranks on one core do not spin through their time slices.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
-    edges = range(0, len(given), _CHUNK)
+    edges = range(0, len(source), _CHUNK)
     under_way: list[MPI.Request] = []
     for edge in edges:
         chunk = slice(edge, edge + _CHUNK)
-        under_way.append(comm.Irecv(got[chunk], (rank - 1) % size))
-        under_way.append(comm.Isend(given[chunk], (rank + 1) % size))
+        under_way.append(comm.Irecv(target[chunk], (rank - 1) % size))
+        under_way.append(comm.Isend(source[chunk], (rank + 1) % size))
         if len(under_way) >= 2 * _LANES:
             _finish(under_way[:2])
             del under_way[:2]

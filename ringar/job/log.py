@@ -2,8 +2,8 @@
 
 `RINGAR_LOG_LEVEL` sets the level; without it, that of the program's root logger holds, which is
 WARNING unless the program has changed it. A program that configures `logging` gets the records like
-those of any library, and may write `%(rank)d` in its format. In one that does not, they go to
-standard error, with the rank in front: a handler in the manner of `logging.lastResort`.
+those of any library, and may write `%(rank)d` in its format. Otherwise a handler in the manner of
+`logging.lastResort` writes them to standard error, with the rank in front.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _LastResort(logging.StreamHandler):
     def emit(self, record: logging.LogRecord) -> None:
         if logging.getLogger().handlers or _ringar.handlers != [self]:
             return
-        self.stream = sys.stderr  # the one of now, as a notebook or a test has replaced it
+        self.stream = sys.stderr  # the current one: a notebook or a test may have replaced it
         super().emit(record)
 
 

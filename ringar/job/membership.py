@@ -18,9 +18,9 @@ Each process has a socket to the launcher (SOCK_SEQPACKET: a message is a packet
                           change   other ranks wait to join: enter again at the next commit
                           end      there will be no further world, and why; "": all is done
 
-A process that starts while the others train waits in `ringar.init()` until they have let it in. So
-its rank and the number of ranks are true from then on, and what it computes before it shares their
-state meets what they compute in the new world: their reset callbacks.
+A process that starts while the others train waits in `ringar.init()` until they have let it in. Its
+rank and the number of ranks then hold. Collectives that it runs before it shares the others' state
+meet those of their reset callbacks in the new world.
 
 In a job of MPI that outlives ranks there is no such launcher, and no rank can join: see
 `ringar.job.mpi_survivors`.
@@ -95,7 +95,7 @@ class _Connection:
                 raise RankError(f"the elastic job ends: {message['why']}")
 
     def look(self) -> None:
-        """Take the news that has come."""
+        """Read the news that has arrived."""
         self.socket.setblocking(False)
         try:
             while True:
@@ -133,8 +133,8 @@ def enter(unreached: Sequence[int] = ()) -> World:
             process no answer.
 
     Raises:
-        SystemExit: there will be none, since the others are done.
-        RankError: there will be none; the message says why.
+        SystemExit: there will be no further world, since the others are done.
+        RankError: there will be no further world; the message says why.
         ConnectionError: the launcher is gone.
     """
     global _connection, _world
@@ -146,14 +146,14 @@ def enter(unreached: Sequence[int] = ()) -> World:
         _world = _connection.enter(unreached)
     except (EOFError, OSError) as error:
         raise ConnectionError(
-            "expected ringarrun to make a world of the ranks that live, but it is gone; start the "
-            "job again"
+            "expected ringarrun to make a world of the ranks that live; received the end of "
+            "ringarrun. Start the job again."
         ) from error
     return _world
 
 
 def last_place() -> tuple[int, int]:
-    """Return the generation of the world that this process was in last, and its rank there."""
+    """Return the generation of this process' last world, and its rank there."""
     return (0, 0) if _world is None else (_world.generation, _world.rank)
 
 

@@ -53,7 +53,7 @@ _TAG = 32_766  # MPI promises tags up to 32,767
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Hold this rank's place in the job, and how it reaches the others.
+    """Hold this rank's place in the job, and its link to the other ranks.
 
     Attributes:
         rank: this rank.
@@ -114,7 +114,7 @@ def launched_size(environ: Mapping[str, str]) -> int:
 
 
 def join(start_timeout: float) -> Place:
-    """Find the other ranks. Collective over all ranks of MPI's world, or over those that live.
+    """Find the other ranks. Collective over all ranks of MPI's world, or over the survivors.
 
     Args:
         start_timeout: seconds to wait for the other ranks.
@@ -186,7 +186,7 @@ def agree(communicator: MPI.Intracomm, error: Exception | None) -> None:
         everyone = communicator.allgather(error_here)
     if error is not None:
         raise error
-    troubles = [(rank, *its) for rank, its in enumerate(everyone) if its is not None]
+    troubles = [(rank, *trouble) for rank, trouble in enumerate(everyone) if trouble is not None]
     if not troubles:
         return
     # A rank that timed out waited for a failed one: report the other error first.
@@ -255,7 +255,7 @@ def _initialize(mpi: ModuleType) -> None:
 def finalize() -> None:
     """Finalize MPI at the end of the process, if `join` has initialized it.
 
-    mpi4py then leaves that to others, too.
+    In that case mpi4py does not finalize it.
     """
     if _has_initialized and is_in_job() and not _mpi4py().Is_finalized():
         _mpi4py().Finalize()
@@ -266,14 +266,14 @@ def _library_name(mpi: ModuleType) -> str:
 
 
 def _check_world(mpi: ModuleType, environ: Mapping[str, str], prefix: str) -> None:
-    started, seen = launched_size(environ), mpi.COMM_WORLD.Get_size()
-    if started not in (1, seen):
+    job_size, world_size = launched_size(environ), mpi.COMM_WORLD.Get_size()
+    if job_size not in (1, world_size):
         launchers = [
             name for variable, name in other_launchers.MPI_SIZES.items() if variable in environ
         ]
         raise errors.MismatchError(
-            f"{prefix}expected {started} ranks, as many as were started, but mpi4py's MPI "
-            f"({_library_name(mpi)}) sees {seen}. They were started by "
+            f"{prefix}expected {job_size} ranks, as many as were started, but mpi4py's MPI "
+            f"({_library_name(mpi)}) sees {world_size}. They were started by "
             f"{launchers[0] if launchers else 'a launcher of another MPI'}: use the mpirun that "
             "belongs to mpi4py's MPI, or srun with the --mpi= plugin that it speaks "
             "(srun --mpi=list)."
@@ -330,12 +330,12 @@ def _wait_for_all_ranks(mpi: ModuleType, world: MPI.Intracomm, timeout: float, p
             _unfinished.append((request, arrival))
         else:
             request.Wait()  # complete: rank 0 answers only after it has received this message
-    absent = np.flatnonzero(is_absent).tolist()
-    if absent:
+    absentees = np.flatnonzero(is_absent).tolist()
+    if absentees:
         raise errors.DeadlineError(
             f"{prefix}expected all {size} ranks in ringar.init(), but after {timeout:.3g} s still "
-            f"waiting for rank {', '.join(map(str, absent))}. Does every rank call ringar.init()? "
-            "A slow start needs a longer --start-timeout."
+            f"waiting for rank {', '.join(map(str, absentees))}. Does every rank call "
+            "ringar.init()? A slow start needs a longer --start-timeout."
         )
 
 
@@ -345,13 +345,13 @@ def _own_communicator(mpi: ModuleType, world: MPI.Intracomm) -> MPI.Intracomm:
     A control message may arrive after its receiver has left. Open MPI delivers a message for a
     freed communicator to the next one with the same number, and ends the process if that one has
     too few ranks. In ringar's own communicator the generation identifies late control messages.
-    Messages of a failed collective cannot be identified, so the next start gets a new duplicate; so
-    does one of ranks that are left, since the one before may have been made with a rank more.
+    Messages of a failed collective cannot be identified, so the next start gets a new duplicate. So
+    does a start of surviving ranks, since the last duplicate may have a lost rank.
     """
     global _communicator
     is_needed = _communicator is None or membership.is_by_mpi()
-    if any(world.allgather(is_needed)):  # allreduce of mpi4py waits where no loss is told
-        _communicator = mpi_survivors.own(world.Dup())
+    if any(world.allgather(is_needed)):  # mpi4py's allreduce waits where no loss is reported
+        _communicator = mpi_survivors.keep(world.Dup())
     assert _communicator is not None  # some rank has none, so all have a new one
     return _communicator
 

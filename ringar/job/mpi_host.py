@@ -1,4 +1,4 @@
-"""What the ranks of one host share in a job that MPI has started: memory, and the CPUs."""
+"""The resources that ranks of one host share in a job that MPI has started: memory and CPUs."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def share_memory(
 
 def publish_bound_cpus(local: MPI.Intracomm) -> None:
     """Set RINGAR_BOUND_CPUS if mpirun or srun has bound the ranks of this host to CPUs."""
-    mine = frozenset(os.sched_getaffinity(0))
-    others = local.allgather(mine)
-    if any(cpus != mine for cpus in others):
-        sharing = sum(cpus == mine for cpus in others)
-        os.environ.setdefault(threads.BOUND_CPUS_VARIABLE, str(max(1, len(mine) // sharing)))
+    cpu_set = frozenset(os.sched_getaffinity(0))
+    cpu_sets = local.allgather(cpu_set)
+    if any(cpus != cpu_set for cpus in cpu_sets):
+        sharing = sum(cpus == cpu_set for cpus in cpu_sets)
+        os.environ.setdefault(threads.BOUND_CPUS_VARIABLE, str(max(1, len(cpu_set) // sharing)))

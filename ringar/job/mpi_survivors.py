@@ -1,19 +1,19 @@
-"""The ranks of a job of MPI that live, where MPI lets a job outlive ranks (ULFM).
+"""The surviving ranks of a job of MPI, where MPI lets a job outlive ranks (ULFM).
 
 `mpirun --with-ft ulfm` of Open MPI 5 does not end a job of which a rank dies (User-Level Failure
-Mitigation, Bland et al. 2013). With RINGAR_ELASTIC=1 the ranks that live make a communicator of
+Mitigation, Bland et al. 2013). With RINGAR_ELASTIC=1 the survivors make a communicator of
 themselves:
 
     a rank notices a loss    it revokes the communicators, and all operations on them fail, on all
-                             ranks, whomever they wait for
-    each rank that lives     leaves the world, and comes to a barrier of all of its ranks. It fails
-                             when a rank is dead that has not come; all that live revoke and shrink
+                             ranks, whichever rank they wait for
+    each survivor            leaves the world, and comes to a barrier of all of its ranks. The
+                             barrier fails if a rank died before it; the survivors revoke and shrink
     a further loss           in between: once more from the beginning
 
-No rank can join. A rank that ends, in whatever way, has to be a failed one for MPI, or the others
-would wait for it in vain: it ends by SIGKILL. The barrier lets the others shrink after its death:
-MPI's agreement on who lives can deadlock (Open MPI 5.0.8, issue 13915). So all of it has a
-deadline; beyond, the job has to begin again from its last commit on disk.
+No rank can join. A rank that ends, in whatever way, must look like a failed one to MPI, or the
+others would wait for it in vain: it ends by SIGKILL. The barrier lets the others shrink only after
+its death: MPI's agreement on the survivors can deadlock (Open MPI 5.0.8, issue 13915). So all of it
+has a deadline; after that, the job has to begin again from its last commit on disk.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _log = log.logger(__name__)
 Some = TypeVar("Some", bound="MPI.Comm")
 
 _world: MPI.Intracomm | None = None  # of the ranks that lived when it was made
-_own: MPI.Intracomm | None = None  # the last duplicate of it
+_duplicate: MPI.Intracomm | None = None  # the last duplicate of it
 _is_over = False  # whether the next start needs a smaller one
 _has_shrunk = False
 
 
 def world(mpi: ModuleType, deadline: float) -> MPI.Intracomm:
-    """Return the communicator of all ranks that live. Collective after `leave`.
+    """Return the communicator of all survivors. Collective after `leave`.
 
     Args:
         mpi: mpi4py's module.
-        deadline: seconds for the ranks that live to find each other.
+        deadline: seconds for the survivors to find each other.
 
     Raises:
-        RankError: they have not, in that time.
+        RankError: they have not found each other in that time.
     """
     global _world, _is_over, _has_shrunk
     if _world is None:
@@ -57,7 +57,7 @@ def world(mpi: ModuleType, deadline: float) -> MPI.Intracomm:
         before = _world
         communicators: list[MPI.Intracomm] = []
         if (
-            not _ends_within(deadline, lambda: communicators.append(_left_of(mpi, before)))
+            not _ends_within(deadline, lambda: communicators.append(_survivors_of(mpi, before)))
             or not communicators
         ):
             raise errors.RankError(
@@ -71,10 +71,10 @@ def world(mpi: ModuleType, deadline: float) -> MPI.Intracomm:
     return _world
 
 
-def own(communicator: MPI.Intracomm) -> MPI.Intracomm:
-    """Return ringar's own communicator, which a loss during the start revokes like the world's."""
-    global _own
-    _own = communicator
+def keep(communicator: MPI.Intracomm) -> MPI.Intracomm:
+    """Keep ringar's communicator, which a loss during the start revokes like the world's."""
+    global _duplicate
+    _duplicate = communicator
     return communicator
 
 
@@ -82,8 +82,8 @@ def own(communicator: MPI.Intracomm) -> MPI.Intracomm:
 def part(communicator: Some) -> Iterator[Some]:
     """Free a communicator of some ranks after use.
 
-    If a loss ends the use, ranks that have not seen it still wait there for this one: it is
-    revoked in place of that.
+    If a loss ends the use, ranks that have not seen it still wait there for this one. The
+    communicator is then revoked instead.
     """
     from mpi4py import MPI
 
@@ -123,7 +123,7 @@ def losses(mpi: ModuleType) -> Iterator[None]:
         if not membership.is_by_mpi() or not _is_loss(mpi, error):
             raise
         _is_over = True
-        for communicator in filter(None, (_world, _own)):
+        for communicator in filter(None, (_world, _duplicate)):
             communicator.Revoke()
         raise errors.PeerLostError(
             f"expected all ranks to start together, but one is lost: {error}"
@@ -131,28 +131,28 @@ def losses(mpi: ModuleType) -> Iterator[None]:
 
 
 def _is_loss(mpi: ModuleType, error: MPI.Exception) -> bool:
-    lost = (
+    classes = (
         mpi.ERR_PROC_FAILED,
         mpi.ERR_PROC_FAILED_PENDING,
         mpi.ERR_REVOKED,
         mpi.ERR_IN_STATUS,  # of calls that look after several messages
         mpi.ERR_OTHER,  # in place of the first, where a rank dies in the middle of a collective
     )
-    return error.Get_error_class() in lost
+    return error.Get_error_class() in classes
 
 
-def _left_of(mpi: ModuleType, whole: MPI.Intracomm) -> MPI.Intracomm:
-    """Return `whole` once all of its ranks are here; if one is lost, what is left of it."""
+def _survivors_of(mpi: ModuleType, communicator: MPI.Intracomm) -> MPI.Intracomm:
+    """Return `communicator` once all of its ranks are here; if one is lost, that of the others."""
     try:
-        whole.Barrier()
+        communicator.Barrier()
     except mpi.Exception as error:
         if not _is_loss(mpi, error):
             raise
-        whole.Revoke()
-        survivors = cast("MPI.Intracomm", whole.Shrink())
-        _log.info("%d of %d ranks are left", survivors.Get_size(), whole.Get_size())
+        communicator.Revoke()
+        survivors = cast("MPI.Intracomm", communicator.Shrink())
+        _log.info("%d of %d ranks are left", survivors.Get_size(), communicator.Get_size())
         return survivors
-    return whole
+    return communicator
 
 
 def are_left() -> bool:

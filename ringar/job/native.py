@@ -190,7 +190,7 @@ class _PoolHandle:
 
 
 def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> np.ndarray:
-    """Return an array without values, in memory that the other ranks can write to if possible."""
+    """Return an array without values, if possible in memory that the other ranks can write to."""
     element, address = np.dtype(dtype), ctypes.c_void_p()
     size = int(math.prod(shape)) * element.itemsize
     handle = library().ringar_take_memory(size, ctypes.byref(address))
@@ -217,7 +217,7 @@ class Prepared:
         self._call = library().ringar_prepare(spec.encode(), arrays, len(inputs))
         if not self._call:
             raise errors.MismatchError(library().ringar_last_error().decode())
-        # ctypes takes a reference as it is; of an address it makes an argument in each call.
+        # ctypes passes a reference as it is, but converts an address in each call.
         call = ctypes.byref(ctypes.c_char.from_address(self._call))
         self._run = functools.partial(library().ringar_run_prepared, call)
 

@@ -66,7 +66,7 @@ class Config(ctypes.Structure):
         self.set_tables(tables)
 
     def set_tables(self, tables: Tables) -> None:
-        """Set up to how many bytes an algorithm is best, and the size of buckets."""
+        """Set the sizes up to which each algorithm is best, and the size of buckets."""
         self.recursive_doubling_bytes = int64s(tables.recursive_doubling)
         self.halving_doubling_bytes = int64s(tables.halving_doubling)
         self.recursive_doubling_count = len(tables.recursive_doubling)

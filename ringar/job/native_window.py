@@ -71,7 +71,7 @@ class Window:
         before: np.ndarray | None = None,
     ) -> None:
         """Read or change rows of the part of a rank."""
-        # Without an object of ctypes for each array: rows are often few.
+        # An object of ctypes for each array would take long: rows are often few.
         code = self._access_rows(
             self._handle,
             rank,

@@ -1,4 +1,4 @@
-"""Other launchers: what their variables tell of processes that ringar does not bring together."""
+"""Other launchers, and their variables in processes that ringar does not bring together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MPI_SIZES = {
     "SLURM_STEP_NUM_TASKS": "srun",
 }
 
-#: Those of other launchers: the number of processes, and what else is set beside it.
+#: Those of other launchers: the number of processes; another variable set with it, the launcher.
 _SIZES = {
     "HOROVOD_SIZE": ("HOROVOD_RANK", "horovodrun"),
     "WORLD_SIZE": ("RANK", "torchrun, or another launcher with its variables,"),
@@ -36,15 +36,15 @@ _TRAINING = ("chief", "master", "worker")
 
 @dataclass(frozen=True)
 class Start:
-    """What variables tell of the start of this process.
+    """Describe the start of this process, as variables tell it.
 
     Attributes:
-        what: the launcher, the number of processes and the variable that tells it.
+        origin: the launcher, the number of processes and the variable that tells it.
         size: the number of processes.
         hosts: the hosts of all processes, if they are told.
     """
 
-    what: str
+    origin: str
     size: int
     hosts: tuple[str, ...] = ()
 
@@ -54,9 +54,9 @@ class Start:
         Args:
             words: the program and its arguments.
         """
-        each = Counter(self.hosts)
-        named = ",".join(f"{name}:{count}" for name, count in each.items())
-        where = f"-H {named}" if len(each) > 1 else f"-np {self.size}"
+        counts = Counter(self.hosts)
+        named = ",".join(f"{name}:{count}" for name, count in counts.items())
+        where = f"-H {named}" if len(counts) > 1 else f"-np {self.size}"
         return f"ringarrun {where} {shlex.join(words)}"
 
 
@@ -88,7 +88,7 @@ def warning_of_rank(start: Start) -> str:
     """Return the warning of a process that becomes a job of one rank."""
     words = sys.argv if sys.argv and sys.argv[0] not in ("", "-c") else ["train.py"]
     return (
-        f"ringar.init() makes a job of one rank here, which trains alone, although {start.what}: "
+        f"ringar.init() makes a job of one rank here, which trains alone, although {start.origin}: "
         "ringar does not bring these processes together. Start one job of all of them: "
         f"{start.command(words)}"
     )
@@ -102,7 +102,7 @@ def warning_of_launcher(start: Start, words: Sequence[str]) -> str:
         words: its arguments.
     """
     return (
-        f"{start.what}, and each ringarrun starts a job of its own, which knows nothing of the "
+        f"{start.origin}, and each ringarrun starts a job of its own, which knows nothing of the "
         "others. For one job of all ranks start ringarrun once, by itself: "
         f"{shlex.join(['ringarrun', *words])}, with all ranks in -np, and other hosts in -H"
     )
@@ -131,8 +131,8 @@ def _of_slurm(text: str) -> Start | None:
     tasks = _number(text)
     if tasks < 2:
         return None
-    what = f"SLURM's job has {tasks} tasks ({_SLURM_TASKS}={tasks}), and srun has started none"
-    return Start(what, tasks)
+    origin = f"SLURM's job has {tasks} tasks ({_SLURM_TASKS}={tasks}), and srun has started none"
+    return Start(origin, tasks)
 
 
 def _started(launcher: str, size: int, variable: str) -> Start:

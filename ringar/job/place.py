@@ -38,15 +38,15 @@ def read_config(
         ValueError: a variable or a time is no valid number.
     """
 
-    def whole(name: str, default: int) -> int:
+    def integer(name: str, default: int) -> int:
         text = environment.get(name, str(default))
         try:
             return int(text)
         except ValueError:
             raise ValueError(f"{name} must be a whole number. Received: {text!r}") from None
 
-    def seconds(argument: str, name: str, given: float | None, default: float) -> float:
-        text = environment.get(name, default) if given is None else given
+    def seconds(argument: str, name: str, setting: float | None, default: float) -> float:
+        text = environment.get(name, default) if setting is None else setting
         try:
             value = float(text)
         except ValueError:
@@ -56,13 +56,13 @@ def read_config(
         return value
 
     config = native.Config(
-        rank=whole("RINGAR_RANK", 0),
-        size=whole("RINGAR_SIZE", 1),
-        local_rank=whole("RINGAR_LOCAL_RANK", 0),
-        local_size=whole("RINGAR_LOCAL_SIZE", 1),
-        cross_rank=whole("RINGAR_CROSS_RANK", 0),
-        cross_size=whole("RINGAR_CROSS_SIZE", 1),
-        segment_fd=whole("RINGAR_SEGMENT_FD", -1),
+        rank=integer("RINGAR_RANK", 0),
+        size=integer("RINGAR_SIZE", 1),
+        local_rank=integer("RINGAR_LOCAL_RANK", 0),
+        local_size=integer("RINGAR_LOCAL_SIZE", 1),
+        cross_rank=integer("RINGAR_CROSS_RANK", 0),
+        cross_size=integer("RINGAR_CROSS_SIZE", 1),
+        segment_fd=integer("RINGAR_SEGMENT_FD", -1),
         deadline=seconds("deadline", "RINGAR_DEADLINE", deadline, DEFAULT_DEADLINE),
         stall_warning=seconds(
             "stall_warning", "RINGAR_STALL_WARNING", stall_warning, DEFAULT_STALL_WARNING
@@ -120,22 +120,22 @@ def set_config(config: native.Config | None) -> None:
     _config = config
 
 
-def require(what: str) -> native.Config:
+def require(caller: str) -> native.Config:
     """Return the configuration of the running job.
 
     Args:
-        what: the function that needs it, for the error.
+        caller: the function that needs it, for the error.
 
     Raises:
         NotInitializedError: before `ringar.init()`, or after `ringar.shutdown()`.
     """
     if _config is None and (process := inherited.rank_process(os.environ)) is not None:
         raise NotInitializedError(
-            f"expected a rank to call {what}; received a process that a rank, process {process}, "
+            f"expected a rank to call {caller}; received a process that a rank, process {process}, "
             "has started, and that is none"
         )
     if _config is None:
-        raise NotInitializedError(f"ringar is not initialized: call ringar.init() before {what}")
+        raise NotInitializedError(f"ringar is not initialized: call ringar.init() before {caller}")
     return _config
 
 

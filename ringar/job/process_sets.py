@@ -65,7 +65,7 @@ global_process_set: ProcessSet = _AllRanks()
 
 
 def or_all(process_set: ProcessSet | None) -> ProcessSet:
-    """Return `process_set`, or the set of all ranks for None and for whatever stands for it."""
+    """Return `process_set`, or the set of all ranks for None and for any object with its id."""
     if process_set is None or process_set.process_set_id == 0:
         return global_process_set
     return process_set
@@ -130,7 +130,7 @@ def _add(ranks: Sequence[int]) -> int:
 
 
 def check_new(process_set: ProcessSet) -> None:
-    """Raise ValueError unless a set has been added never before, and has ranks of the job."""
+    """Raise ValueError if a set was added before, or has other ranks than those of the job."""
     ranks, size = process_set.ranks, place.size()
     if process_set.process_set_id is not None:
         raise ValueError(f"process_set must not have been added before. Received: {process_set}")

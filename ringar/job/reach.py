@@ -1,7 +1,7 @@
-"""Which addresses can be reached: a look at the network, apart from any message of the job.
+"""Tests of which addresses can be reached, independent of the job's messages.
 
-Ranks that could not meet look whether they can reach each other's hosts, and a host that is to get
-its first rank looks before that rank joins. A host that refuses a connection is there.
+Ranks that could not meet test whether they can reach each other's hosts; so does a host before its
+first rank joins. A host that refuses a connection can be reached.
 
 Nothing here needs TensorFlow or NumPy: the launcher uses it, too.
 """
@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 SECONDS = 5.0
-"""For a host that answers; the first three packets of TCP are sent in this time."""
+"""The time to wait for an answer; TCP sends its first three packets in this time."""
 
 _ANSWERS = (0, errno.EISCONN, errno.ECONNREFUSED, errno.ECONNRESET)
 
@@ -30,20 +30,20 @@ def unreached(addresses: Sequence[str], seconds: float = SECONDS) -> list[int]:
     """
     with contextlib.ExitStack() as stack:
         waiting: dict[int, tuple[int, socket.socket]] = {}
-        lost: list[int] = []
+        failures: list[int] = []
         for number, text in enumerate(addresses):
-            begun = stack.enter_context(_socket(text))
-            code = begun.connect_ex(_address(text))
+            endpoint = stack.enter_context(_socket(text))
+            code = endpoint.connect_ex(_address(text))
             if code in (errno.EINPROGRESS, errno.EAGAIN):
-                waiting[begun.fileno()] = number, begun
+                waiting[endpoint.fileno()] = number, endpoint
             elif code not in _ANSWERS:
-                lost.append(number)
-        lost += _without_answer(waiting, time.monotonic() + seconds)
-    return sorted(lost)
+                failures.append(number)
+        failures += _without_answer(waiting, time.monotonic() + seconds)
+    return sorted(failures)
 
 
 def _without_answer(waiting: dict[int, tuple[int, socket.socket]], until: float) -> list[int]:
-    poll, lost = select.poll(), []
+    poll, failures = select.poll(), []
     for fd in waiting:
         poll.register(fd, select.POLLOUT)
     while waiting and (seconds := until - time.monotonic()) > 0:
@@ -51,8 +51,8 @@ def _without_answer(waiting: dict[int, tuple[int, socket.socket]], until: float)
             poll.unregister(fd)
             number, connection = waiting.pop(fd)
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in _ANSWERS:
-                lost.append(number)
-    return lost + [number for number, _ in waiting.values()]
+                failures.append(number)
+    return failures + [number for number, _ in waiting.values()]
 
 
 def _socket(text: str) -> socket.socket:

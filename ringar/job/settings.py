@@ -1,6 +1,6 @@
 """All variables of the environment whose names begin with RINGAR_, in one table.
 
-docs/reference/settings.md is made of it. `warn_of_unknown` tells users of names that nobody reads.
+docs/reference/settings.md is made of it. `warn_of_unknown` warns users of names without a reader.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _log = log.logger(__name__)
 
 PREFIX = "RINGAR_"
 
-#: What the tests of ringar set begins so.
+#: The prefix of variables that the tests of ringar set.
 _OF_TESTS = PREFIX + "TEST_"
 
 
@@ -25,7 +25,7 @@ class Setting(NamedTuple):
     Attributes:
         name: the variable, without its prefix.
         values: its type, or its words.
-        default: what is taken without it; "": nothing.
+        default: the value without it; "": none.
         reader: the module that reads it, in `ringar`, or the file in `tf_ops`.
         meaning: one sentence.
     """
@@ -256,7 +256,7 @@ def names() -> set[str]:
 
 
 def warn_of_unknown(variables: Iterable[str]) -> None:
-    """Warn of variables that begin with RINGAR_ and that nobody reads.
+    """Warn of variables that begin with RINGAR_ and have no reader.
 
     Args:
         variables: the names in the environment.

@@ -30,8 +30,8 @@ from ringar.job import (
 
 _log = log.logger(__name__)
 _joined: mpi.Place | None = None  # in a job that MPI has started
-_has_failed = False  # a collective between hosts, for good
-_has_warned = False  # of other processes that ringar does not bring together
+_has_failed = False  # whether a collective between hosts has failed for good
+_has_warned = False  # about other processes that ringar does not bring together
 
 
 def init(
@@ -51,7 +51,7 @@ def init(
     Without a launcher the job has one rank, and all functions work. `ringarrun` starts ranks, and
     so do `mpirun` and `srun` where mpi4py is installed. Processes of other launchers (`torchrun`,
     the workers of TF_CONFIG) are jobs of one rank each, which warn of it. The ranks of the first
-    job on a kind of machine also measure what is best there, in 0.3 s (see RINGAR_CALIBRATION).
+    job on a kind of machine also calibrate it, in 0.3 s (see RINGAR_CALIBRATION).
 
     Args:
         intra_op_threads: threads that one TensorFlow op may use; see `ringar.threads`.
@@ -70,8 +70,8 @@ def init(
         UnsupportedError: MPI has started the ranks, but cannot be used.
         ValueError: an environment variable or a time is no valid number.
 
-    In a job that MPI has started, all ranks raise if one of them does. The message tells the error
-    of that rank.
+    In a job that MPI has started, all ranks raise if one of them does. The message has the error of
+    that rank.
     """
     if place.is_initialized():
         return
@@ -137,10 +137,10 @@ def _on_all_ranks(joined: mpi.Place | None, step: Callable[[], None]) -> None:
     error = None
     try:
         step()
-    except Exception as wrong:
+    except Exception as failure:
         if joined is None:
             raise
-        error = wrong
+        error = failure
     if joined is not None:
         mpi.agree(joined.communicator, error)
 
@@ -152,7 +152,7 @@ def _enter_world(config: native.Config, intra_op: int | None, inter_op: int | No
     job, unreached = config, list[int]()
     while not place.is_initialized():
         world = membership.enter(unreached)
-        config = job.copy()  # without what is of another world, such as its addresses
+        config = job.copy()  # without fields of another world, such as its addresses
         place.apply_world(world, config)
         peers = tcp.apply_world(world, os.environ, config)
         log.set_rank(config.rank)

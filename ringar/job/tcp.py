@@ -1,4 +1,4 @@
-"""A job over several hosts without MPI: what the launcher tells its ranks about each other.
+"""The launcher's information for the ranks of a job over several hosts without MPI.
 
 The launcher hands each rank two open files (launchers/start/host_guard.py): one with the hosts and
 addresses of all ranks and the secret of the job, and a socket that already listens. So a rank
@@ -30,7 +30,7 @@ _starts = 0  # of ringar in this process
 
 
 def apply(environ: Mapping[str, str], config: native.Config) -> bool:
-    """Write what the launcher has handed over into `config`; return whether there is anything."""
+    """Write the launcher's information into `config`; return whether there is any."""
     global _starts
     if WORLD_VARIABLE not in environ:
         return False
@@ -43,9 +43,9 @@ def apply(environ: Mapping[str, str], config: native.Config) -> bool:
 def apply_world(
     world: membership.World, environ: Mapping[str, str], config: native.Config
 ) -> dict[int, str]:
-    """Write what a world of an elastic job says of its hosts into `config`, with the place there.
+    """Write the hosts of an elastic job's world, and this rank's place there, into `config`.
 
-    Those on one host need no link.
+    Ranks of one host need no link.
 
     Returns:
         The address of a rank on each of the other hosts, by rank.
@@ -63,8 +63,8 @@ def apply_world(
     )
     peers = [host for host in sorted(set(hosts)) if hosts.count(host) > config.local_rank]
     config.cross_rank, config.cross_size = peers.index(host_here), len(peers)
-    others = {hosts.index(host) for host in hosts if host != host_here}
-    return {} if report is None else {rank: report["addresses"][rank] for rank in sorted(others)}
+    ranks = {hosts.index(host) for host in hosts if host != host_here}
+    return {} if report is None else {rank: report["addresses"][rank] for rank in sorted(ranks)}
 
 
 def _set_link(world: Mapping[str, Any], environ: Mapping[str, str], config: native.Config) -> None:
@@ -76,8 +76,8 @@ def _set_link(world: Mapping[str, Any], environ: Mapping[str, str], config: nati
     config.link_secret = world["secret"].encode()
     if values := world.get("cost_model"):
         parameters = cost_model.from_dict(values, cost_model.VARIABLE)
-        each = [world["hosts"].count(host) for host in set(world["hosts"])]
-        network = cost_model.Network(parameters, len(each), min(each))
+        counts = [world["hosts"].count(host) for host in set(world["hosts"])]
+        network = cost_model.Network(parameters, len(counts), min(counts))
         config.set_tables(cost_model.tables(network))
 
 

@@ -66,8 +66,8 @@ def configure(
         ValueError: a number is negative or not a number.
         RuntimeError: TensorFlow's pools already run with another number than an explicit one.
     """
-    intra = _asked("intra_op_threads", intra_op_threads, INTRA_OP_VARIABLE)
-    inter = _asked("inter_op_threads", inter_op_threads, INTER_OP_VARIABLE)
+    intra = _request("intra_op_threads", intra_op_threads, INTRA_OP_VARIABLE)
+    inter = _request("inter_op_threads", inter_op_threads, INTER_OP_VARIABLE)
     share = cores(local_size)
     if intra is None and inter is None and local_size == 1 and share >= _MIN_INTER_OP:
         return  # TensorFlow's own defaults are right for the only rank of a host
@@ -85,7 +85,7 @@ def inter_op_threads() -> int:
     return int(_threading().get_inter_op_parallelism_threads())
 
 
-def _asked(name: str, value: int | None, variable: str) -> int | None:
+def _request(name: str, value: int | None, variable: str) -> int | None:
     if value is None:
         text = os.environ.get(variable, "")
         if not text:
@@ -102,20 +102,20 @@ def _asked(name: str, value: int | None, variable: str) -> int | None:
     return value
 
 
-def _set(pool: str, default: int, asked: int | None) -> None:
+def _set(pool: str, default: int, request: int | None) -> None:
     threading = _threading()
-    count = default if asked is None else asked
+    count = default if request is None else request
     try:
         getattr(threading, f"set_{pool}_parallelism_threads")(count)
     except RuntimeError as error:
         running = getattr(threading, f"get_{pool}_parallelism_threads")()
         # No error for ringar's own default, nor for a number that the pool has already.
-        if asked is None or running == asked:
+        if request is None or running == request:
             return
         raise RuntimeError(
-            f"{pool}_threads={asked} comes too late: TensorFlow's thread pools are already running "
-            f"with {running} (0 is its default). Call ringar.init({pool}_threads={asked}) before "
-            "the first TensorFlow operation."
+            f"{pool}_threads={request} comes too late: TensorFlow's thread pools are already "
+            f"running with {running} (0 is its default). Call "
+            f"ringar.init({pool}_threads={request}) before the first TensorFlow operation."
         ) from error
 
 

@@ -154,7 +154,7 @@ class LayerReduceScatter(ReduceScatter):
 
     def tell(self, plan: Plan) -> tf.Tensor:
         """Tell the other ranks that a step begins; record the step; return their answer."""
-        wholes = [part.whole for part in self._slices]
+        wholes = [part.variable for part in self._slices]
 
         def repeat(_: Sequence[Any]) -> tf.Tensor:
             answer = self._ask(self._reduction.control(WHOLE, (), begins_step))
@@ -193,7 +193,7 @@ class LayerReduceScatter(ReduceScatter):
 
     def repeat_rows(self) -> tf.Tensor:
         """Tell the other ranks the rows of this rank, if it has any; return its weight."""
-        wholes = [part.whole for part in self._slices]
+        wholes = [part.variable for part in self._slices]
         return self._ask(self._reduction.control(share.rows(), wholes, False), "rows")[0]
 
     def scatter(

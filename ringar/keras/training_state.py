@@ -77,9 +77,9 @@ def restore(
     """
     rank = or_all(process_set).rank()
     for key, slot, variable_slice in _slices_of_part(model):
-        value = dict(captured[cut_of(variable_slice.whole).grid.part]).get(key)  # type: ignore[union-attr]
+        value = dict(captured[cut_of(variable_slice.variable).grid.part]).get(key)  # type: ignore[union-attr]
         if value is not None:
-            _check_shape(rank, key, value, variable_slice.whole)
+            _check_shape(rank, key, value, variable_slice.variable)
             slot.assign(variable_slice.of_array(value))
     if rank >= len(captured):
         return
@@ -109,7 +109,7 @@ def _slots_of_part(model: keras.Model) -> Iterator[tuple[str, np.ndarray]]:
     """
     for key, slot, variable_slice in _slices_of_part(model):
         whole_slot = joined(slot, variable_slice, "backup")
-        if cut_of(variable_slice.whole).grid.group == 0:  # type: ignore[union-attr]
+        if cut_of(variable_slice.variable).grid.group == 0:  # type: ignore[union-attr]
             yield key, whole_slot
 
 
@@ -118,7 +118,7 @@ def _slices_of_part(model: keras.Model) -> Iterator[tuple[str, Any, VariableSlic
     for number, optimizer in enumerate(share.optimizers_of(model)):
         pairs = zip(optimizer.variables, slots.slices(optimizer), strict=True)
         for index, (slot, variable_slice) in enumerate(pairs):
-            cut = None if variable_slice is None else cut_of(variable_slice.whole)
+            cut = None if variable_slice is None else cut_of(variable_slice.variable)
             if variable_slice is not None and cut is not None and cut.grid.part > 0:
                 yield f"slice {number} {index}", slot, variable_slice
 

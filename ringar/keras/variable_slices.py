@@ -91,7 +91,7 @@ class VariableSlices(Slices):
         slices = list(self)
         for ranks in self.slicing.kinds:
             weights = [
-                s.whole if s.pending is not None and s.ranks is ranks else None for s in slices
+                s.variable if s.pending is not None and s.ranks is ranks else None for s in slices
             ]
             plan = self._reduction.plan(weights)
             for number, bucket in enumerate(reversed(plan)):
@@ -119,6 +119,6 @@ def _gather(slices: Sequence[VariableSlice], ranks: SliceRanks, name: str) -> No
     )
     for part, flat in zip(slices, gathered, strict=True):
         flat = part.joined(flat) if padded else flat
-        part.whole.assign(tf.reshape(flat, part.whole.shape))
+        part.variable.assign(tf.reshape(flat, part.variable.shape))
         part.pending = None
     branches.note(gathered)

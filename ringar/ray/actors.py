@@ -50,7 +50,7 @@ class Actors:
         """Start actors.
 
         Args:
-            variable: tells them how to reach the launcher.
+            variable: the variable that tells the actors how to reach the launcher.
             options: those of Ray, for each actor.
         """
         remote = module().remote(Member)
@@ -62,8 +62,8 @@ class Actors:
     def check(self) -> None:
         """Raise the error of an actor that has ended before the job has begun."""
         ray = module()
-        ended, _ = ray.wait(self._served, num_returns=len(self._served), timeout=0)
-        ray.get(ended)
+        references, _ = ray.wait(self._served, num_returns=len(self._served), timeout=0)
+        ray.get(references)
 
     def end(self, seconds: float = _END) -> None:
         """End the actors, also those that Ray has not started yet.
@@ -102,13 +102,13 @@ def placed(
 
 
 def replaced(number: int, resources: Mapping[str, float]) -> list[dict[str, object]]:
-    """Return the options of actors that Ray starts when it can, and again when they are lost."""
+    """Return the options of actors that Ray starts as it can, and again after a loss."""
     # `serve` is called again in an actor that has been started again.
     return [{**amounts(resources), "max_restarts": -1, "max_task_retries": -1}] * number
 
 
 def amounts(resources: Mapping[str, float]) -> dict[str, object]:
-    """Return what each actor holds."""
+    """Return the options for the resources of each actor."""
     return {"num_cpus": resources["CPU"], "num_gpus": resources["GPU"]}
 
 
@@ -121,6 +121,6 @@ def wait_for(group: PlacementGroup, seconds: float) -> None:
     if not group.wait(seconds):
         raise DeadlineError(
             f"ringar.ray.RayExecutor expected a placement group of {group.bundle_specs} within "
-            f"{seconds:g} s, but Ray has {module().available_resources()} left; ask for less, end "
-            "what else runs there, or raise `timeout`"
+            f"{seconds:g} s; Ray has {module().available_resources()} left. Ask for less, end "
+            "other programs there, or raise `timeout`."
         )

@@ -34,9 +34,9 @@ class RayExecutor:
     hosts, in the same environment at the same path. `ray.init` comes first.
 
     With `min_workers` the executor is elastic: each call of `run` or `execute` is an elastic job.
-    Ranks whose actors are lost are left out while `min_workers` are left, and the others go on from
-    the last commit. Ray starts lost actors again, and those for which it has no room as soon as it
-    has, up to `max_workers`; their ranks join at the next commit. The function trains by
+    While `min_workers` ranks are left, those whose actors are lost are left out, and the others go
+    on from the last commit. Ray starts lost actors again, and missing ones as soon as it has room,
+    up to `max_workers`; their ranks join at the next commit. The function trains by
     `ringar.elastic.run` or `ringar.callbacks.Elastic`.
 
     Args:
@@ -46,12 +46,12 @@ class RayExecutor:
         cpus_per_worker: the CPUs of Ray that each rank needs.
         gpus_per_worker: the GPUs of Ray that each rank needs.
         placement_group: a placement group with a bundle for each rank, which stays when the
-            executor ends; of more bundles the last ones are taken. Default: one of its own, packed
-            on few hosts, or on `num_hosts`.
+            executor ends; if it has more bundles, the last ones are taken. Default: one of its own,
+            packed on few hosts, or on `num_hosts`.
         env: variables to set for the ranks.
         timeout: seconds to wait for the resources, and for the actors to connect.
         min_workers: in place of `num_workers`: go on while so many ranks are left.
-        max_workers: as many ranks as there may be; default: `min_workers`.
+        max_workers: the most ranks that there may be; default: `min_workers`.
         reset_limit: how often the ranks may change.
         elastic_timeout: seconds to wait for `min_workers` ranks, at the beginning and later.
         options: further options of `ringarrun`, such as `["--deadline", "60"]`.
@@ -107,7 +107,7 @@ class RayExecutor:
         self._timeout, self._options = timeout, tuple(options)
         self._stack = contextlib.ExitStack()
         self._ranks: _Call | None = None
-        self._object: tuple[Any, ...] = ()  # what elastic jobs make on each rank
+        self._object: tuple[Any, ...] = ()  # the recipe for an object on each rank
 
     def start(
         self,
@@ -250,9 +250,11 @@ class RayExecutor:
 
         group = self._given_group
         if group is None:
-            each = self._per_bundle
-            bundle = {name: number * each for name, number in self._resources.items() if number}
-            bundles = [bundle or {"CPU": 0.001}] * (self.num_workers // each)
+            per_bundle = self._per_bundle
+            bundle = {
+                name: number * per_bundle for name, number in self._resources.items() if number
+            }
+            bundles = [bundle or {"CPU": 0.001}] * (self.num_workers // per_bundle)
             strategy = "PACK" if self._hosts is None else "STRICT_SPREAD"
             group = placement_group(bundles, strategy=strategy)
             self._stack.callback(remove_placement_group, group)
@@ -265,14 +267,14 @@ def _limits(
     most: int | None,
     reset_limit: int | None,
     timeout: float,
-    given: Sequence[object],
+    numbers: Sequence[object],
 ) -> Limits:
-    """Return the numbers of ranks of an elastic executor; `given` is what does not go with them."""
-    if any(number is not None for number in given):
+    """Return the limits of an elastic executor; `numbers` are arguments that exclude them."""
+    if any(number is not None for number in numbers):
         raise ValueError(
             "`min_workers` must be given without `num_workers`, `num_hosts`, "
             "`num_workers_per_host` and `placement_group`: the number of ranks of an elastic "
-            f"executor changes. Received: {given}"
+            f"executor changes. Received: {numbers}"
         )
     if not 1 <= least <= (least if most is None else most):
         raise ValueError(

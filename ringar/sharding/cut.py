@@ -24,7 +24,7 @@ ATTRIBUTE = "_ringar_cut"
 
 @dataclass(frozen=True)
 class Cut:
-    """Describe how a variable of one rank is a part of a whole variable: equal parts along an axis.
+    """Describe which part of a whole variable a rank has: equal parts along an axis.
 
     A cut of another kind is a subclass, with a `part`, a `join` and the `uneven` axes of its own.
 
@@ -46,12 +46,12 @@ class Cut:
         """The axes along which the sizes of the parts may differ."""
         return ()
 
-    def part(self, whole: np.ndarray) -> np.ndarray:
+    def part(self, value: np.ndarray) -> np.ndarray:
         """Return this rank's part of the whole value."""
-        return np.split(whole, self.grid.model, axis=self.axis)[self.grid.part]
+        return np.split(value, self.grid.model, axis=self.axis)[self.grid.part]
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the whole value of the parts, which are in their order."""
+        """Return the whole value, given the parts in their order."""
         return np.concatenate(list(parts), axis=self.axis)
 
 
@@ -72,15 +72,15 @@ class TileCut(Cut):
         """The same: rows and columns need not be divisible."""
         return self.axes
 
-    def part(self, whole: np.ndarray) -> np.ndarray:
+    def part(self, value: np.ndarray) -> np.ndarray:
         """Return this rank's tile of the whole value."""
         rows, columns = self.grid.tiles
         row, column = divmod(self.grid.part, columns)
-        strip = np.array_split(whole, rows, axis=self.axis)[row]
+        strip = np.array_split(value, rows, axis=self.axis)[row]
         return np.array_split(strip, columns, axis=self.axis + 1)[column]
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the whole value of the tiles, which are in the order of their parts."""
+        """Return the whole value, given the tiles in the order of their parts."""
         rows, columns = self.grid.tiles
         strips = [parts[row * columns : (row + 1) * columns] for row in range(rows)]
         return np.concatenate(
@@ -90,11 +90,11 @@ class TileCut(Cut):
 
 @dataclass(frozen=True)
 class PlacedCut(Cut):
-    """Describe a part that has any places along `axis`, as many as the layer gives it.
+    """Describe a part that has any places along `axis`, in any number.
 
     Attributes:
-        places: returns the places of a part in the whole, in the order of the part. Each place is
-            of one part.
+        places: returns the places of a part in the whole, in the order of the part. Each place
+            belongs to one part.
     """
 
     places: Callable[[int], np.ndarray]
@@ -104,12 +104,12 @@ class PlacedCut(Cut):
         """The axis of the places."""
         return (self.axis,)
 
-    def part(self, whole: np.ndarray) -> np.ndarray:
+    def part(self, value: np.ndarray) -> np.ndarray:
         """Return this rank's part of the whole value."""
-        return np.take(whole, self.places(self.grid.part), axis=self.axis)
+        return np.take(value, self.places(self.grid.part), axis=self.axis)
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the whole value of the parts, which are in their order."""
+        """Return the whole value, given the parts in their order."""
         places = np.concatenate([self.places(part) for part in range(len(parts))])
         joined = np.concatenate(list(parts), axis=self.axis)
         joined_in_order = np.empty_like(joined)

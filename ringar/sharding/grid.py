@@ -65,8 +65,8 @@ class Grid:
         model = self.tiles[0] * self.tiles[1]
         if membership.is_elastic():
             raise UnsupportedError(
-                f"rank {place.rank()} | Grid: expected a job whose ranks stay, since each has "
-                "parts of the model, received one whose ranks may change; leave out --min-np"
+                f"rank {place.rank()} | Grid: expected a job with fixed ranks, since each has "
+                "parts of the model; received an elastic job. Leave out --min-np."
             )
         if data is None and size % model == 0:
             data = size // model
@@ -132,7 +132,7 @@ def current() -> Grid | None:
     return _current if _current is not None and _current.is_open else None
 
 
-def resolve(grid: Grid | None, what: str) -> Grid:
+def resolve(grid: Grid | None, caller: str) -> Grid:
     """Return `grid`, or the current one if it is None.
 
     Raises:
@@ -141,7 +141,7 @@ def resolve(grid: Grid | None, what: str) -> Grid:
     resolved = grid or current()
     if resolved is None:
         raise ValueError(
-            f"{what} must be used in a grid. Received: none. Make one after ringar.init(): "
+            f"{caller} must be used in a grid. Received: none. Make one after ringar.init(): "
             "grid = ringar.parallel.Grid(model=2)"
         )
     if not resolved.is_open:

@@ -14,6 +14,7 @@ Nothing is checked there, and variables of layers within a split must be marked 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -36,7 +37,7 @@ def own(layer: keras.layers.Layer, grid: Grid) -> None:
     """
     if not isinstance(layer, CHANNELWISE_WITH_WEIGHTS):
         raise ValueError(
-            f"{_describe(layer)} must treat each channel by itself, between a split layer and "
+            f"{describe(layer)} must treat each channel by itself, between a split layer and "
             f"its join. Received: a layer with weights for all channels. {_REMEDY}"
         )
     for variable in layer.variables:
@@ -76,23 +77,43 @@ def split_axis(tensor: keras.KerasTensor) -> int | None:
     Raises:
         ValueError: an operation on the path does not treat each channel by itself.
     """
-    # No recursion, because models are deep; each tensor once, because branches join.
-    stack = [tensor]
-    while stack:
-        top = stack[-1]
-        operation, inputs = _origin(top)
-        begins = operation is None or not inputs or hasattr(operation, "writes_channels")
-        unknown = [] if begins else [t for t in inputs if not hasattr(t, _AXIS)]
-        stack.extend(unknown)
-        if not unknown:
-            if not hasattr(top, _AXIS):
-                setattr(top, _AXIS, _axis(top, operation, inputs))
-            stack.pop()
-    axis: int | None = getattr(tensor, _AXIS)
+    axis: int | None = inferred(tensor, _AXIS, _axis, _begins_channels)
     return axis
 
 
 _AXIS = "_ringar_split_axis"
+
+
+def inferred(
+    tensor: keras.KerasTensor,
+    attribute: str,
+    rule: Callable[[Any, Any, list[Any]], Any],
+    is_source: Callable[[Any], bool] = lambda operation: False,
+) -> Any:
+    """Return a property of a symbolic tensor, after those of the tensors that it depends on.
+
+    Args:
+        tensor: the tensor.
+        attribute: the attribute in which each tensor keeps the property.
+        rule: computes the property of a tensor from the tensor, its operation and its inputs.
+        is_source: whether `rule` does not need the properties of an operation's inputs.
+    """
+    # No recursion, because models are deep; each tensor once, because branches join.
+    stack = [tensor]
+    while stack:
+        top = stack[-1]
+        operation, inputs = origin(top)
+        needs = [] if is_source(operation) else [t for t in inputs if not hasattr(t, attribute)]
+        stack.extend(needs)
+        if not needs:
+            if not hasattr(top, attribute):
+                setattr(top, attribute, rule(top, operation, inputs))
+            stack.pop()
+    return getattr(tensor, attribute)
+
+
+def _begins_channels(operation: Any) -> bool:
+    return hasattr(operation, "writes_channels")
 
 
 def _axis(tensor: keras.KerasTensor, operation: keras.Operation, inputs: list[Any]) -> int | None:
@@ -102,8 +123,8 @@ def _axis(tensor: keras.KerasTensor, operation: keras.Operation, inputs: list[An
     writes = getattr(operation, "writes_channels", None)
     if writes == "addend":
         raise ValueError(
-            f'{_describe(operation)} with writes="addend" must be followed by ringar.layers.Sum(), '
-            "which adds up what the parts have. Received: something else."
+            f'{describe(operation)} with writes="addend" must be followed by ringar.layers.Sum(), '
+            "which adds up the addends of the parts. Received: something else."
         )
     if writes is not None:  # a split layer or a join
         return operation.channel_axis % len(tensor.shape) if writes == "own" else None
@@ -111,7 +132,7 @@ def _axis(tensor: keras.KerasTensor, operation: keras.Operation, inputs: list[An
     if isinstance(operation, keras.Model):
         if axes != {None}:
             raise ValueError(
-                f"{_describe(operation)} must get inputs that every rank has whole. Received: "
+                f"{describe(operation)} must get inputs that every rank has whole. Received: "
                 f"one that is split: the channels within a model cannot be followed. {_REMEDY}"
             )
         outputs = outputs_of(operation)
@@ -120,7 +141,7 @@ def _axis(tensor: keras.KerasTensor, operation: keras.Operation, inputs: list[An
         return None
     if len(axes) > 1:
         raise ValueError(
-            f"{_describe(operation)} must get inputs that are all split alike. "
+            f"{describe(operation)} must get inputs that are all split alike. "
             f"Received: some that are, and some that are not. {_REMEDY}"
         )
     (axis,) = axes
@@ -151,35 +172,36 @@ def outputs_of(model: keras.Model) -> list[keras.KerasTensor]:
 
 def producer(tensor: keras.KerasTensor) -> keras.Operation | None:
     """Return the layer or operation that made a symbolic tensor; None for an input."""
-    operation, inputs = _origin(tensor)
+    operation, inputs = origin(tensor)
     return operation if inputs else None
 
 
 def source(tensor: keras.KerasTensor) -> Any:
     """Return the layer that begins the channels of a symbolic tensor; None: the model's input."""
-    operation, inputs = _origin(tensor)
-    while inputs and not hasattr(operation, "writes_channels"):
-        operation, inputs = _origin(inputs[0])
+    operation, inputs = origin(tensor)
+    while inputs and not _begins_channels(operation):
+        operation, inputs = origin(inputs[0])
     return operation if inputs else None
 
 
 def layers_within(tensor: keras.KerasTensor) -> list[Any]:
     """Return the layers with weights between the beginning of a split and a symbolic tensor."""
     layers: dict[int, Any] = {}
-    seen, stack = set(), [tensor]
+    ids, stack = set(), [tensor]
     while stack:
         top = stack.pop()
-        operation, inputs = _origin(top)
-        if id(top) in seen or not inputs or hasattr(operation, "writes_channels"):
+        operation, inputs = origin(top)
+        if id(top) in ids or not inputs or _begins_channels(operation):
             continue
-        seen.add(id(top))
+        ids.add(id(top))
         stack.extend(inputs)
         if getattr(operation, "weights", None):
             layers[id(operation)] = operation
     return list(layers.values())
 
 
-def _origin(tensor: keras.KerasTensor) -> tuple[Any, list[Any]]:
+def origin(tensor: keras.KerasTensor) -> tuple[Any, list[Any]]:
+    """Return the operation that made a symbolic tensor and its symbolic inputs; None without."""
     history = getattr(tensor, "_keras_history", None)
     if history is None:
         return None, []
@@ -197,7 +219,7 @@ def _axis_after(
         dims = [dim for i, dim in enumerate(before.shape) if i not in (0, axis)]
         if axis != 1 and any(dim != 1 for dim in dims):
             raise ValueError(
-                f"{_describe(operation)} must not mix the channels of a split. Received: "
+                f"{describe(operation)} must not mix the channels of a split. Received: "
                 f"channels of shape {before.shape}. Put keras.layers.Permute((3, 1, 2)) before it, "
                 "so that channels are contiguous, or ringar.layers.Gather()."
             )
@@ -206,7 +228,7 @@ def _axis_after(
     softmax = getattr(operation, "activation", None) in MIXING_ACTIVATIONS
     if softmax or not (names & _CHANNELWISE or _says_channelwise(operation)):
         raise ValueError(
-            f"{_describe(operation)} must treat each channel by itself, between a split layer and "
+            f"{describe(operation)} must treat each channel by itself, between a split layer and "
             f"its join. Received: one that is not known to. {_REMEDY} For a layer of your own that "
             "does, set its attribute `is_channelwise = True`."
         )
@@ -216,10 +238,10 @@ def _axis_after(
 
 
 def _says_channelwise(operation: keras.Operation) -> bool:
-    """Return whether the author of a layer has declared it to treat each channel by itself."""
+    """Return whether a layer's author has declared that it treats each channel by itself."""
     if hasattr(operation, "treats_maps_alone"):
         warnings.warn(
-            f"{_describe(operation)} sets `treats_maps_alone`, which is now called "
+            f"{describe(operation)} sets `treats_maps_alone`, which is now called "
             "`is_channelwise`. The old name works in this release only.",
             DeprecationWarning,
             stacklevel=2,
@@ -228,5 +250,6 @@ def _says_channelwise(operation: keras.Operation) -> bool:
     return bool(getattr(operation, "is_channelwise", False))
 
 
-def _describe(operation: keras.Operation) -> str:
+def describe(operation: keras.Operation) -> str:
+    """Return the class and the name of a layer or operation."""
     return f'{type(operation).__name__} "{operation.name}"'

@@ -1,7 +1,7 @@
-"""Files with the weights of one rank, of which some are cut: whose part they have.
+"""Files with the weights of one rank, some of them cut: the number of the part in the file.
 
-Keras saves and loads the variables that a rank has. Those of another part have the same shape, so
-that they would be loaded without an error.
+Keras saves and loads the variables that a rank has. Those of another part have the same shape, and
+would load without an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SavesPart:
         """Load the variables.
 
         Raises:
-            ValueError: they are those of another part.
+            ValueError: the file has the variables of another part.
         """
         part, names = self._part_and_parts, set(store.keys())
         saved = tuple(map(int, store[_KEY])) if _KEY in names else part

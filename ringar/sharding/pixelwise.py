@@ -2,8 +2,8 @@
 
 A functional or sequential model is a graph of symbolic tensors, each of which knows the layer that
 made it. The graph is followed back to the layer that begins a plane. The layers of
-`ringar.parallel.partitioned` say by `plane_after` what they read and write. Every other operation
-on a tile must treat each pixel by itself, as activations, dropout and sums do. It then needs
+`ringar.parallel.partitioned` tell their planes by `plane_after`. Every other operation
+on a tile must treat each pixel by itself, as activations, dropout and sums do, so that it needs
 nothing from other tiles. The rest is refused by name.
 
 A model that is written as a Python function (a subclass of `keras.Model`) has no such graph, and
@@ -16,7 +16,8 @@ from typing import Any
 
 import keras
 
-from ringar.sharding.lineage import MIXING_ACTIVATIONS, outputs_of
+from ringar.sharding.lineage import MIXING_ACTIVATIONS, inferred, origin, outputs_of
+from ringar.sharding.lineage import describe as describe
 from ringar.sharding.planes import Plane
 
 _PLANE = "_ringar_plane"
@@ -45,30 +46,19 @@ def plane_of(tensor: keras.KerasTensor) -> Plane | None:
         ValueError: an operation on the path does not treat each pixel by itself, or a partitioned
             layer gets another plane than it was built for.
     """
-    # As in `lineage.split_axis`: no recursion, and each tensor once.
-    stack = [tensor]
-    while stack:
-        top = stack[-1]
-        operation, inputs = _origin(top)
-        unknown = [t for t in inputs if not hasattr(t, _PLANE)]
-        stack.extend(unknown)
-        if not unknown:
-            if not hasattr(top, _PLANE):
-                setattr(top, _PLANE, _plane(top, operation, inputs))
-            stack.pop()
-    plane: Plane | None = getattr(tensor, _PLANE)
+    plane: Plane | None = inferred(tensor, _PLANE, _plane)
     return plane
 
 
 def sources(tensor: keras.KerasTensor) -> list[keras.KerasTensor]:
     """Return the inputs of the model from which a symbolic tensor is computed."""
     tensors: dict[int, keras.KerasTensor] = {}
-    seen, stack = set(), [tensor]
+    ids, stack = set(), [tensor]
     while stack:
         top = stack.pop()
-        if id(top) not in seen:
-            seen.add(id(top))
-            _, inputs = _origin(top)
+        if id(top) not in ids:
+            ids.add(id(top))
+            _, inputs = origin(top)
             stack.extend(inputs)
             if not inputs:
                 tensors[id(top)] = top
@@ -86,22 +76,9 @@ def check_outputs(model: keras.Model) -> None:
         if plane is not None:
             raise ValueError(
                 "The outputs of a model must be whole on every rank. Received: a tile of a plane "
-                f"of {plane}, of {describe(_origin(output)[0])}. End with "
+                f"of {plane}, of {describe(origin(output)[0])}. End with "
                 "ringar.layers.GatherPlane(), or a partitioned global pooling."
             )
-
-
-def describe(operation: keras.Operation) -> str:
-    """Return the class and the name of a layer or operation."""
-    return f'{type(operation).__name__} "{operation.name}"'
-
-
-def _origin(tensor: keras.KerasTensor) -> tuple[Any, list[Any]]:
-    history = getattr(tensor, "_keras_history", None)
-    if history is None:
-        return None, []
-    node = history.operation._inbound_nodes[history.node_index]
-    return history.operation, [t for t in node.input_tensors if hasattr(t, "_keras_history")]
 
 
 def _plane(tensor: keras.KerasTensor, operation: keras.Operation, inputs: list[Any]) -> Any:
@@ -173,6 +150,5 @@ def _acts_on_channels(operation: keras.Operation, plane: Plane) -> bool:
         return plane.channel_axis == 3
     if not hasattr(operation, "axis"):
         return True
-    axis = operation.axis
-    axes = list(axis) if isinstance(axis, list | tuple) else [axis]
-    return all(each is not None and each % 4 == plane.channel_axis for each in axes)
+    axes = operation.axis if isinstance(operation.axis, list | tuple) else [operation.axis]
+    return all(axis is not None and axis % 4 == plane.channel_axis for axis in axes)

@@ -1,9 +1,9 @@
 """Planes of images that are cut into tiles, one for each rank of a model group.
 
-A plane of H x W pixels on a grid of R x C tiles: rows are dealt out evenly to R, columns to C, the
-first ones get one more where a rest is left. Where a tile lies depends on the size of the plane and
-on the grid alone. Two branches of a net with planes of one size are therefore cut alike, and every
-rank knows what the others have without asking them.
+A plane of H x W pixels on a grid of R x C tiles: the rows of pixels are dealt evenly to R rows of
+tiles, the columns to C, and the first get one more where a rest is left. The place of a tile
+depends only on the size of the plane and on the grid. Two branches of a net with planes of one size
+are therefore cut alike, and every rank knows the tiles of the others without asking them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Interval(NamedTuple):
-    """Name rows, or columns, from `start` up to and without `stop`."""
+    """Name the rows, or columns, from `start` up to `stop`, which is excluded."""
 
     start: int
     stop: int
@@ -66,8 +66,8 @@ class Box(NamedTuple):
 
 def deal(extent: int, parts: int) -> list[Interval]:
     """Return the rows of each part, as even as can be."""
-    each, rest = divmod(extent, parts)
-    starts = [part * each + min(part, rest) for part in range(parts + 1)]
+    size, rest = divmod(extent, parts)
+    starts = [part * size + min(part, rest) for part in range(parts + 1)]
     return [Interval(*ends) for ends in pairwise(starts)]
 
 
@@ -110,12 +110,12 @@ class Plane:
         return [self.tile(part) for part in range(self.grid.model)]
 
     @property
-    def whole(self) -> Box:
+    def bounds(self) -> Box:
         """All of the plane."""
         return Box(Interval(0, self.height), Interval(0, self.width))
 
     @property
-    def own(self) -> Box:
+    def local_tile(self) -> Box:
         """The tile of this rank."""
         return self.tile(self.grid.part)
 

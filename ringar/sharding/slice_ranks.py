@@ -37,9 +37,9 @@ class SliceRanks:
     """Name the ranks that share the training of a variable.
 
     Attributes:
-        copies: all that train it; None: all ranks of the job.
-        among: those that have its slices, in the order of the slices; this rank is one of them.
-        replicas: those that have the same slice as this rank; None: no other has.
+        copies: all ranks that train it; None: all ranks of the job.
+        among: the ranks that have its slices, in the order of the slices, this rank included.
+        replicas: the ranks that have the same slice as this rank; None: no other has.
         repeats: the number of copies that have the same gradient: on a grid, those of a whole
             variable on the ranks of a model group.
     """
@@ -71,7 +71,7 @@ class Slicing:
         shard_ranks: "host": cut among the ranks of each host, with replicas between hosts.
 
     Attributes:
-        kinds: the different answers of `of`, in an order that is the same on all ranks.
+        kinds: the different results of `of`, in an order that is the same on all ranks.
         once: the ranks that together have each slice of each variable once.
 
     Raises:
@@ -89,7 +89,7 @@ class Slicing:
                 f'`shard_ranks` must be None or "host". Received: shard_ranks={shard_ranks!r}'
             )
         self.process_set, self.grid, self.shard_ranks = process_set, grid, shard_ranks
-        whole = SliceRanks(process_set, process_set)
+        ranks_of_whole = SliceRanks(process_set, process_set)
         self.once = process_set
         if grid is not None:
             if process_set is not None or shard_ranks is not None:
@@ -98,14 +98,16 @@ class Slicing:
                     "are those of the ranks that have the same part. Received: "
                     f"process_set={process_set}, shard_ranks={shard_ranks!r}"
                 )
-            whole = SliceRanks(None, None, repeats=grid.model)
-            self._cut = SliceRanks(grid.data_set, grid.data_set)
+            ranks_of_whole = SliceRanks(None, None, repeats=grid.model)
+            self._ranks_of_part = SliceRanks(grid.data_set, grid.data_set)
         elif shard_ranks == "host":
-            whole = _by_host(process_set)
-            self.once = whole.among
-        self._whole = whole
+            ranks_of_whole = _by_host(process_set)
+            self.once = ranks_of_whole.among
+        self._ranks_of_whole = ranks_of_whole
         has_parts = grid is not None and grid.model > 1
-        self.kinds: list[SliceRanks] = [whole, self._cut] if has_parts else [whole]
+        self.kinds: list[SliceRanks] = (
+            [ranks_of_whole, self._ranks_of_part] if has_parts else [ranks_of_whole]
+        )
 
     def of(self, variable: Any) -> SliceRanks:
         """Return the ranks that share the training of a variable.
@@ -115,37 +117,37 @@ class Slicing:
         """
         cut = cut_of(variable)
         if cut is None:
-            return self._whole
+            return self._ranks_of_whole
         if cut.grid is not self.grid:
             raise ValueError(
                 "`grid` must be the one that the layers were made in: "
                 "ringar.DistributedOptimizer(..., grid=grid). Received: "
                 f"{self.grid}, and a part of variable {variable.path} of {cut.grid}."
             )
-        return self._cut
+        return self._ranks_of_part
 
 
 def _by_host(process_set: ProcessSet | None) -> SliceRanks:
     """Add the sets of ranks by host and between hosts, for all sets of ranks that train models."""
-    hosts, mine = place.hosts(), or_all(process_set)
-    of_ranks = allgather_object(list(mine.ranks), name=_NAME)
+    hosts, members = place.hosts(), or_all(process_set)
+    of_ranks = allgather_object(list(members.ranks), name=_NAME)
     groups = sorted({tuple(ranks) for ranks in of_ranks})
     for ranks in groups:
         _check_even(ranks, hosts)
-    found: SliceRanks | None = None
+    result: SliceRanks | None = None
     for ranks in groups:
         inside = [[r for r in ranks if hosts[r] == h] for h in sorted({hosts[r] for r in ranks})]
-        between = [list(same) for same in zip(*inside, strict=True)]
-        own = [_own_of(inside), _own_of(between)]
-        if list(ranks) == list(mine.ranks):
-            among, replicas = own
-            found = SliceRanks(process_set, among, replicas if len(inside) > 1 else None)
-    if found is None or found.among is None:
+        between = [list(peers) for peers in zip(*inside, strict=True)]
+        sets = [_local_set(inside), _local_set(between)]
+        if list(ranks) == list(members.ranks):
+            among, replicas = sets
+            result = SliceRanks(process_set, among, replicas if len(inside) > 1 else None)
+    if result is None or result.among is None:
         raise ValueError(
             f"rank {place.rank()} | {_NAME}: expected a process set that this rank is in, "
-            f"received the ranks {mine.ranks}"
+            f"received the ranks {members.ranks}"
         )
-    return found
+    return result
 
 
 def _check_even(ranks: Sequence[int], hosts: Sequence[int]) -> None:
@@ -160,10 +162,10 @@ def _check_even(ranks: Sequence[int], hosts: Sequence[int]) -> None:
         )
 
 
-def _own_of(groups: Sequence[list[int]]) -> ProcessSet | None:
+def _local_set(groups: Sequence[list[int]]) -> ProcessSet | None:
     """Add sets of ranks, and return the one that this rank is in."""
     added = [
         process_sets.global_process_set if len(ranks) == place.size() else add_process_set(ranks)
         for ranks in groups
     ]
-    return next((one for one in added if one.included()), None)
+    return next((process_set for process_set in added if process_set.included()), None)

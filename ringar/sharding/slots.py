@@ -18,7 +18,7 @@ from ringar.sharding.cut import Cut, cut_of
 from ringar.sharding.variable_slice import VariableSlice
 
 MakeSlot = Callable[[Any, str, Any], Any]
-"""A function that makes a slot of the part that it belongs to, its name, and an initializer."""
+"""A function that makes a slot from the part that owns it, a name and an initializer."""
 
 _CONTAINERS = (list, tuple, Mapping, Set, deque)
 
@@ -45,13 +45,13 @@ def owners(optimizer: keras.optimizers.Optimizer) -> list[tuple[Any | None, str]
         Pairs of a variable that the optimizer was built with and the name of the slot. The variable
         is None for counters, learning rates and slots in other containers than lists and dicts.
     """
-    found: dict[int, tuple[Any, str]] = {}
-    for one in with_nested(optimizer):
-        for name, slots in vars(one).items():
+    pairs: dict[int, tuple[Any, str]] = {}
+    for nested in with_nested(optimizer):
+        for name, slots in vars(nested).items():
             if name != "_variables":  # which has all variables, in the order of creation
-                for slot, variable in _pairs(slots, one._trainable_variables):
-                    found[id(slot)] = variable, name
-    return [found.get(id(slot), (None, slot.name)) for slot in optimizer.variables]
+                for slot, variable in _pairs(slots, nested._trainable_variables):
+                    pairs[id(slot)] = variable, name
+    return [pairs.get(id(slot), (None, slot.name)) for slot in optimizer.variables]
 
 
 def cuts(optimizer: keras.optimizers.Optimizer) -> list[Cut | None]:
@@ -67,7 +67,7 @@ def cuts(optimizer: keras.optimizers.Optimizer) -> list[Cut | None]:
 
 
 def slices(optimizer: keras.optimizers.Optimizer) -> list[VariableSlice | None]:
-    """Return for each of `optimizer.variables` the slice that it belongs to, if it does to one.
+    """Return for each of `optimizer.variables` the slice that it belongs to, or None.
 
     Other ranks have the rest of such a slot.
 
@@ -81,13 +81,13 @@ def slices(optimizer: keras.optimizers.Optimizer) -> list[VariableSlice | None]:
 
 
 def common(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """Return those of `optimizer.variables` that are no slots of slices: ranks have equal ones.
+    """Return those of `optimizer.variables` that are equal on all ranks: no slots of slices.
 
     Args:
         optimizer: an optimizer as far as it is built.
     """
-    both = zip(optimizer.variables, slices(optimizer), strict=True)
-    return [variable for variable, its in both if its is None]
+    pairs = zip(optimizer.variables, slices(optimizer), strict=True)
+    return [variable for variable, variable_slice in pairs if variable_slice is None]
 
 
 def replace(
@@ -97,7 +97,7 @@ def replace(
 
     Args:
         optimizer: a built Keras optimizer that trains whole variables.
-        parts: what it is to train in their place, slices of the same variables or these themselves.
+        parts: what it trains in their place: slices of these variables, or a variable itself.
         make: makes the slots; None: as variables of Keras.
     """
     for name, values in list(vars(optimizer).items()):
@@ -106,9 +106,9 @@ def replace(
             continue
         cut = list(values)
         for place, (slot, part) in enumerate(zip(values, parts, strict=True)):
-            whole = part.whole if isinstance(part, VariableSlice) else part
-            changes = whole is not part or make is not None
-            if slot is not None and changes and tuple(slot.shape) == tuple(whole.shape):
+            variable = part.variable if isinstance(part, VariableSlice) else part
+            changes = variable is not part or make is not None
+            if slot is not None and changes and tuple(slot.shape) == tuple(variable.shape):
                 cut[place] = _cut(optimizer, slot, part, make or _variable)
         object.__setattr__(optimizer, name, cut)  # unseen by Keras' tracking
     object.__setattr__(optimizer, "_trainable_variables", list(parts))
@@ -117,12 +117,12 @@ def replace(
 def _cut(optimizer: Any, slot: Any, part: Any, make: MakeSlot) -> Any:
     """Put this rank's part of `slot` in its place among the optimizer's variables."""
     value = np.asarray(keras.ops.convert_to_numpy(slot))
-    own = part.of_array(value) if isinstance(part, VariableSlice) else value
+    values = part.of_array(value) if isinstance(part, VariableSlice) else value
     with keras.name_scope(optimizer.name):
-        mine = make(part, slot.name, lambda shape, dtype=None: own)
+        replacement = make(part, slot.name, lambda shape, dtype=None: values)
     number = next(i for i, variable in enumerate(optimizer._variables) if variable is slot)
-    optimizer._variables[number] = mine
-    return mine
+    optimizer._variables[number] = replacement
+    return replacement
 
 
 def _variable(part: Any, name: str, initializer: Any) -> keras.Variable:
@@ -134,25 +134,25 @@ def _variable(part: Any, name: str, initializer: Any) -> keras.Variable:
 def with_nested(optimizer: keras.optimizers.Optimizer) -> Iterator[Any]:
     """Yield `optimizer` and the optimizers in its attributes.
 
-    Those of a `MultiOptimizer` that chooses them by a function are there once it is built.
+    A `MultiOptimizer` that chooses its optimizers by a function has them once it is built.
     """
     yield optimizer
     for nested in optimizers_within(list(vars(optimizer).values())):
         yield from with_nested(nested)
 
 
-def optimizers_within(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
+def optimizers_within(value: Any, ids: set[int] | None = None) -> Iterator[Any]:
     """Yield the optimizers in containers of any kind and depth, in an order that ranks share.
 
     Args:
         value: an optimizer, a container or anything else.
-        seen: the ids of what has been looked at.
+        ids: the ids of the objects that were visited before.
     """
-    seen = set() if seen is None else seen
+    ids = set() if ids is None else ids
     is_optimizer = isinstance(value, keras.optimizers.Optimizer)
-    if not (is_optimizer or isinstance(value, _CONTAINERS)) or id(value) in seen:
+    if not (is_optimizer or isinstance(value, _CONTAINERS)) or id(value) in ids:
         return
-    seen.add(id(value))
+    ids.add(id(value))
     if is_optimizer:
         yield value
         return
@@ -160,7 +160,7 @@ def optimizers_within(value: Any, seen: set[int] | None = None) -> Iterator[Any]
     if isinstance(value, Set):
         parts = sorted(value, key=lambda part: str(getattr(part, "name", "")))
     for part in list(parts):
-        yield from optimizers_within(part, seen)
+        yield from optimizers_within(part, ids)
 
 
 def _pairs(slots: Any, variables: list[Any]) -> Iterator[tuple[Any, Any]]:

@@ -1,4 +1,4 @@
-"""What stands for a variable in an optimizer of Keras, and is read as a tensor."""
+"""Objects that stand for variables in an optimizer of Keras, and are read as tensors."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class StandIn:
 
 
 def _overload(operator: str) -> None:
-    def apply(self: StandIn, *others: Any) -> Any:
-        values = (o.read() if isinstance(o, StandIn) else o for o in others)
+    def apply(self: StandIn, *operands: Any) -> Any:
+        values = (o.read() if isinstance(o, StandIn) else o for o in operands)
         return getattr(self.read(), operator)(*values)
 
     apply.__name__ = operator

@@ -4,9 +4,9 @@ A variable of n elements on N ranks, seen flat, is cut into N slices of n/N elem
 for the first ranks where a rest is left (as `ringar.reducescatter` cuts). Slices are padded with a
 zero to ceil(n/N) elements, so that all ranks have slots of one shape, and none is empty.
 
-A slice keeps no copy of the variable: it reads the variable's elements. What an optimizer assigns
-to it is kept until the ranks gather their slices into the variable. That happens in the branch of
-the graph in which it was assigned: a tensor cannot leave a branch.
+A slice keeps no copy of the variable: it reads the variable's elements. It keeps the value that an
+optimizer assigns until the ranks gather their slices into the variable, in the same branch of the
+graph: a tensor cannot leave a branch.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ class VariableSlice(StandIn):
 
     Args:
         variable: a `keras.Variable` or `tf.Variable`, of known shape.
-        ranks: those among which it is cut.
+        ranks: the ranks among which it is cut.
 
     Attributes:
-        whole: the variable.
-        ranks: those among which it is cut.
-        begin: the first element of the flat variable.
-        count: the elements without padding.
-        elements: the elements of the variable.
-        counts: the elements of every rank's slice.
-        shape: that of the slice, `(ceil(elements / ranks),)`.
-        pending: what was assigned since the last gathering; None: nothing.
+        variable: the variable.
+        ranks: the ranks among which it is cut.
+        begin: the slice's first element in the flat variable.
+        count: the number of elements without padding.
+        elements: the number of elements of the variable.
+        counts: the number of elements of every rank's slice.
+        shape: the shape of the slice, `(ceil(elements / ranks),)`.
+        pending: the value assigned since the last gathering; None: none.
     """
 
-    constraint = None  # a constraint is one of the whole variable
+    constraint = None  # constraints are those of the whole variable
     trainable = True
     overwrite_with_gradient = False
 
     def __init__(self, variable: Any, ranks: SliceRanks) -> None:
-        self.whole = variable
+        self.variable = variable
         self.ranks = ranks
         self._value: Any = variable.value if isinstance(variable, keras.Variable) else variable
         self.elements = math.prod(int(d) for d in variable.shape)
@@ -61,13 +61,13 @@ class VariableSlice(StandIn):
 
     @property
     def name(self) -> str:
-        """The variable's name, by which weight decay is excluded."""
+        """The variable's name, by which users exclude variables from weight decay."""
         return str(self._value.name)
 
     @property
     def path(self) -> str:
-        """The variable's path, of which Keras makes the names of slots."""
-        return str(getattr(self.whole, "path", self.name))
+        """The variable's path, from which Keras makes the names of slots."""
+        return str(getattr(self.variable, "path", self.name))
 
     @property
     def dtype(self) -> str:
@@ -95,17 +95,17 @@ class VariableSlice(StandIn):
 
     def of_array(self, array: np.ndarray) -> np.ndarray:
         """Return a copy of this rank's slice of an array of the variable's shape."""
-        own = np.asarray(array).reshape(-1)[self.begin : self.begin + self.count]
-        return np.pad(own, (0, self.shape[0] - self.count))
+        values = np.asarray(array).reshape(-1)[self.begin : self.begin + self.count]
+        return np.pad(values, (0, self.shape[0] - self.count))
 
     def padded(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return `count` elements with the padding behind them."""
-        missing = self.shape[0] - self.count
-        tensor = tf.pad(tensor, [[0, missing]]) if missing else tensor
+        padding = self.shape[0] - self.count
+        tensor = tf.pad(tensor, [[0, padding]]) if padding else tensor
         return tf.ensure_shape(tensor, self.shape)
 
     def joined(self, padded: tf.Tensor) -> tf.Tensor:
-        """Return the flat variable, given the padded slices of all ranks behind each other."""
+        """Return the flat variable, given the padded slices of all ranks one after the other."""
         length = self.shape[0]
         if all(count == length for count in self.counts):
             return padded
@@ -113,7 +113,7 @@ class VariableSlice(StandIn):
         return tf.concat(parts, 0)
 
     def read(self) -> tf.Tensor:
-        """Return what was assigned, or the variable's elements."""
+        """Return the assigned value, or else the variable's elements."""
         if self.pending is not None:
             return self.pending
         return self.of(tf.reshape(self._value, [-1]))
@@ -128,4 +128,4 @@ class VariableSlice(StandIn):
 
 def wholes(variables: Sequence[Any]) -> list[Any]:
     """Return the variables whose slices are among `variables`, and the others themselves."""
-    return [v.whole if isinstance(v, VariableSlice) else v for v in variables]
+    return [v.variable if isinstance(v, VariableSlice) else v for v in variables]

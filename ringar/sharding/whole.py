@@ -1,4 +1,4 @@
-"""The whole value of a variable that is cut, or of a slot in slices, from those of all ranks."""
+"""The whole value of a variable that is cut, or of a slot in slices, from all ranks' parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def whole_of(part: Any, cut: Cut | None, name: str | None = None) -> np.ndarray:
     Args:
         part: this rank's part: a variable or an array.
         cut: how it is cut; None if every rank has the whole.
-        name: of the messages; by default that of the variable.
+        name: the messages' name; by default that of the variable.
     """
     value = np.asarray(keras.ops.convert_to_numpy(part))
     if cut is None or cut.grid.model == 1:
@@ -33,18 +33,18 @@ def whole_of(part: Any, cut: Cut | None, name: str | None = None) -> np.ndarray:
     return cut.join([part.reshape(shape) for part, shape in parts])
 
 
-def joined(slot: Any, its: VariableSlice, name: str) -> np.ndarray:
+def joined(slot: Any, owner: VariableSlice, name: str) -> np.ndarray:
     """Return the slot of a variable, on every rank. Collective over the ranks that have slices.
 
     Args:
-        slot: this rank's slice of it.
-        its: the slice of the variable that it belongs to.
-        name: of the message. Not that of the slot, since Keras numbers names by what a rank has
-            made before.
+        slot: this rank's slice of the slot.
+        owner: the slice of the variable that the slot belongs to.
+        name: the message's. The slot's does not do: Keras numbers names by what a rank has made
+            before.
     """
-    own = np.asarray(slot.numpy())[: its.count]
-    gathered = allgather(own, name=name, process_set=its.ranks.among)
-    return np.asarray(gathered).reshape([int(d) for d in its.whole.shape])
+    values = np.asarray(slot.numpy())[: owner.count]
+    gathered = allgather(values, name=name, process_set=owner.ranks.among)
+    return np.asarray(gathered).reshape([int(d) for d in owner.variable.shape])
 
 
 def whole_variables(optimizer: keras.optimizers.Optimizer) -> Iterator[np.ndarray]:
@@ -54,9 +54,9 @@ def whole_variables(optimizer: keras.optimizers.Optimizer) -> Iterator[np.ndarra
         optimizer: a built Keras optimizer.
     """
     cuts, slices = slots.cuts(optimizer), slots.slices(optimizer)
-    for slot, cut, its in zip(optimizer.variables, cuts, slices, strict=True):
-        if its is None:
+    for slot, cut, owner in zip(optimizer.variables, cuts, slices, strict=True):
+        if owner is None:
             yield whole_of(slot, cut)
         else:
-            name = f"whole/{its.name}"
-            yield whole_of(joined(slot, its, name), cut_of(its.whole), name)
+            name = f"whole/{owner.name}"
+            yield whole_of(joined(slot, owner, name), cut_of(owner.variable), name)

@@ -13,7 +13,7 @@ ALGORITHMS = ("auto", "ring", "recursive_doubling", "halving_doubling", "hierarc
 """Algorithms of an allreduce over several hosts; `ringar.allreduce` explains them."""
 
 LEAST_FOR_HALVING_DOUBLING = 4
-"""Hosts from which on halving and doubling take fewer rounds than a ring."""
+"""The least number of hosts for which halving and doubling take fewer rounds than a ring."""
 
 MIN_BUCKET_BYTES, MAX_BUCKET_BYTES, BUCKET_RATE = 8 << 20, 64 << 20, 0.9
 """Least and most bytes of a bucket of gradients, and how near to the best rate it comes."""

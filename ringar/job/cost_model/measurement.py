@@ -42,8 +42,8 @@ def tables_of_job(world: MPI.Intracomm, hosts: list[int]) -> Tables:
     if world.Get_rank() == 0:
         try:
             parameters = from_environment(os.environ)
-        except ValueError as wrong:
-            error = wrong
+        except ValueError as fault:
+            error = fault
     parameters, error = world.bcast((parameters, error))
     if error:
         raise error

@@ -158,18 +158,18 @@ class Network:
         Ranks of a host that send to other hosts in the same round share its link. An array longer
         than MAX_RECURSIVE_DOUBLING_BYTES travels in parts, one after the other.
         """
-        p, each = self.parameters, self.ranks_per_host
+        p, ranks_per_host = self.parameters, self.ranks_per_host
         messages = max(1, math.ceil(nbytes / MAX_RECURSIVE_DOUBLING_BYTES))
         trips = messages * (3 if nbytes > EAGER_BYTES else 1)
         seconds = 0.0
         for senders, receivers, adds in exchanges(self.ranks):
-            crossing = senders // each != receivers // each
+            crossing = senders // ranks_per_host != receivers // ranks_per_host
             local = between = 0.0
             if not crossing.all():
                 local = trips * p.local_latency + nbytes / p.local_bandwidth
             if crossing.any():
-                out = np.bincount(senders[crossing] // each).max()
-                into = np.bincount(receivers[crossing] // each).max()
+                out = np.bincount(senders[crossing] // ranks_per_host).max()
+                into = np.bincount(receivers[crossing] // ranks_per_host).max()
                 sharing = self.flows * int(max(out, into))
                 between = trips * p.latency + nbytes * sharing / p.bandwidth
             seconds += max(local, between) + (nbytes / p.reduction if adds else 0.0)
@@ -178,7 +178,7 @@ class Network:
     def halving_doubling(self, nbytes: float) -> float:
         """Predict the seconds of an allreduce by halving and doubling, host by host.
 
-        They are without the handshake; 0 for one rank.
+        The handshake is not included; 0 for one rank.
         """
         p = self.parameters
         count = blocks(nbytes, self.ranks)
@@ -218,28 +218,28 @@ class Network:
     def exchange_rows(self) -> float:
         """Predict the seconds until all ranks know how many rows each has, for an all-gather.
 
-        Bruck's algorithm: in round k all ranks send what 2^k of them have, 8 bytes each, to the
+        Bruck's algorithm: in round k each rank sends the numbers of 2^k ranks, 8 bytes each, to the
         rank 2^k places before; 0 for one rank.
         """
-        p, each = self.parameters, self.ranks_per_host
-        known, seconds = 1, 0.0
-        while known < self.ranks:
-            nbytes = 8 * min(known, self.ranks - known)
-            sharing = min(known, each)  # so many ranks of a host send to another one
+        p, ranks_per_host = self.parameters, self.ranks_per_host
+        count, seconds = 1, 0.0
+        while count < self.ranks:
+            nbytes = 8 * min(count, self.ranks - count)
+            sharing = min(count, ranks_per_host)  # so many ranks of a host send to another one
             local = p.local_latency + nbytes / p.local_bandwidth
             between = p.latency + nbytes * sharing / p.bandwidth
-            crosses, stays = self.hosts > 1, self.hosts == 1 or known < each
+            crosses, stays = self.hosts > 1, self.hosts == 1 or count < ranks_per_host
             seconds += max(between if crosses else 0.0, local if stays else 0.0)
-            known *= 2
+            count *= 2
         return seconds
 
     def handshake_allreduce(self, nbytes: float) -> float:
         """Predict the seconds of an allreduce whose arrays travel in the handshake's messages."""
-        p, each = self.parameters, self.ranks_per_host
+        p, ranks_per_host = self.parameters, self.ranks_per_host
         seconds = self.rail.recursive_doubling(nbytes)
-        if each > 1:
+        if ranks_per_host > 1:
             seconds += p.local_latency + nbytes / p.local_bandwidth
-            seconds += (each - 1) * nbytes / p.reduction
+            seconds += (ranks_per_host - 1) * nbytes / p.reduction
         return seconds
 
     def rail_ring(self, nbytes: float) -> float:

@@ -63,10 +63,10 @@ def from_dict(values: object, where: str) -> Parameters:
         raise ValueError(
             f"{where}: expected an object with {', '.join(names)}, received {values!r}"
         )
-    if missing := [name for name in names if name not in values]:
-        raise ValueError(f"{where}: missing {', '.join(missing)}; expected {', '.join(names)}")
-    if unknown := sorted(set(values) - set(names)):
-        raise ValueError(f"{where}: unknown {', '.join(unknown)}; expected {', '.join(names)}")
+    if gaps := [name for name in names if name not in values]:
+        raise ValueError(f"{where}: missing {', '.join(gaps)}; expected {', '.join(names)}")
+    if extras := sorted(set(values) - set(names)):
+        raise ValueError(f"{where}: unknown {', '.join(extras)}; expected {', '.join(names)}")
     try:
         return Parameters(**values)
     except ValueError as error:

@@ -79,7 +79,7 @@ class Unit:
         records = tape_record.could_possibly_record() and (is_watched or any(self._is_trained))
         with nullcontext() if records else tape_record.stop_recording():
             self._reads = [part.read() for part in self._slices]
-        self._is_large = [len(part.whole.shape) > 1 for part in self._slices]
+        self._is_large = [len(part.variable.shape) > 1 for part in self._slices]
         self._drops = pass_.graph is not None and records and reaches_back and any(self._is_large)
         if is_called:
             pass_.units.append(self)
@@ -207,7 +207,7 @@ def gathered(
         tensors.append(tensor if is_padded or part.count == part.shape[0] else tensor[: part.count])
     flats = grouped_allgather(tensors, name=name, process_set=process_set)
     return [
-        tf.reshape(part.joined(flat) if is_padded else flat, part.whole.shape)
+        tf.reshape(part.joined(flat) if is_padded else flat, part.variable.shape)
         for part, flat in zip(slices, flats, strict=True)
     ]
 

@@ -58,7 +58,7 @@ class Leader:
         """Give each rank its slice of a whole slot."""
         self._ask("scatter", slot)
         value = np.asarray(value, np.asarray(slot.numpy()).dtype)
-        _take(slot, part, value.reshape(part.whole.shape), self._root)
+        _take(slot, part, value.reshape(part.variable.shape), self._root)
 
     def lead(self, action: Callable[[], Any]) -> Any:
         """Run an action that asks for slots, then let the other ranks go."""
@@ -77,7 +77,7 @@ class Leader:
             if verb == "gather":
                 joined(slot, part, _NAME)
             else:
-                shape = [int(d) for d in part.whole.shape]
+                shape = [int(d) for d in part.variable.shape]
                 _take(slot, part, np.empty(shape, np.asarray(slot.numpy()).dtype), self._root)
 
     def _ask(self, verb: str, slot: keras.Variable) -> None:
@@ -194,10 +194,10 @@ def load(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
         if part is None:
             slot.assign(value)
             continue
-        if tuple(value.shape) != tuple(part.whole.shape):
+        if tuple(value.shape) != tuple(part.variable.shape):
             raise ValueError(
                 f"rank {place.rank()} | {slot.path}: expected a slot of the shape of its variable, "
-                f"{tuple(part.whole.shape)}, received {tuple(value.shape)}; load the file of a "
+                f"{tuple(part.variable.shape)}, received {tuple(value.shape)}; load the file of a "
                 "model of the same shapes"
             )
         if leader is not None:

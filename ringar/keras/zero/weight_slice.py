@@ -109,7 +109,9 @@ class ShardedMixin:
             scope = stateless_scope.get_stateless_scope()
             value = scope.get_current_value(self)
             # Keras asks for shapes only, in a graph that is never run.
-            value = tf.zeros(self._slice.whole.shape, self._slice.dtype) if value is None else value
+            value = (
+                tf.zeros(self._slice.variable.shape, self._slice.dtype) if value is None else value
+            )
             return self._maybe_autocast(value)  # type: ignore[attr-defined]
         return self._slice.reader(self)
 

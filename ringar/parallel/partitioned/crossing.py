@@ -36,7 +36,7 @@ def cut(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
             gradient = _gathered(upstream, plane, f"{name}/gradient")
             return gradient / tf.cast(parts, gradient.dtype)
 
-        return Pieces(x, plane).cut(x, plane.own), backward
+        return Pieces(x, plane).cut(x, plane.local_tile), backward
 
     return take(x)
 
@@ -50,7 +50,7 @@ def gather(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
     @tf.custom_gradient
     def join(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
         def backward(upstream: tf.Tensor) -> tf.Tensor:
-            gradient = Pieces(upstream, plane).cut(upstream, plane.own)
+            gradient = Pieces(upstream, plane).cut(upstream, plane.local_tile)
             return gradient * tf.cast(parts, gradient.dtype)
 
         return _gathered(x, plane, name), backward
@@ -65,7 +65,7 @@ def own(x: tf.Tensor, plane: Plane) -> tf.Tensor:
 
 def mean(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
     """Return the mean of each channel over the whole plane."""
-    share = plane.own.area / (plane.height * plane.width)
+    share = plane.local_tile.area / (plane.height * plane.width)
     local = tf.reduce_mean(x, plane.axes) * tf.cast(share, x.dtype)
     return exchange.add(scale_gradient(local, plane.grid.model), plane.grid, name)
 

@@ -47,7 +47,7 @@ def exchange(x: tf.Tensor, reach: Reach, name: str) -> tf.Tensor:
     """
     grid = reach.plane.grid
     me, parts = grid.part, range(grid.model)
-    tile, needs = reach.plane.own, reach.needs(me)
+    tile, needs = reach.plane.local_tile, reach.needs(me)
     overlap = tile.meet(needs)
     if not any(reach.pixels_sent(part) for part in parts):
         return x if overlap == tile else Pieces(x, reach.plane).cut(x, overlap.seen_from(tile))

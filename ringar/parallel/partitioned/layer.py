@@ -146,7 +146,7 @@ class Partitioned(OnPlane):
 
     def extended(self, x: tf.Tensor, fill: float = 0.0) -> tf.Tensor:
         """Return all that this rank's outputs read, with `fill` outside the plane."""
-        x = self._of_size(x, self.plane.own)
+        x = self._of_size(x, self.plane.local_tile)
         x = halo.exchange(x, self.reach, f"{self.label}/halo")
         padding = [[0, 0] for _ in range(4)]
         for axis, both in zip(self.plane.axes, self.reach.padding(self.grid.part), strict=True):
@@ -158,7 +158,7 @@ class Partitioned(OnPlane):
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Return the shape of this rank's tile of the output."""
         shape = list(input_shape)
-        box = self.reach.result.own
+        box = self.reach.result.local_tile
         for axis, side in zip(self.plane.axes, box, strict=True):
             shape[axis] = side.size
         shape[self.image_channel_axis] = self._channels_after(shape[self.image_channel_axis])

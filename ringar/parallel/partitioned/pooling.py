@@ -99,7 +99,7 @@ class PartitionedAveragePooling2D(_Pooling, keras.layers.AveragePooling2D):
     def build(self, input_shape: Sequence[int | None]) -> None:
         """Find out which windows are partly outside the plane."""
         super().build(input_shape)
-        box, plane = self.reach.result.own, self.plane
+        box, plane = self.reach.result.local_tile, self.plane
         sides = zip(self.windows(), box, (plane.height, plane.width), strict=True)
         inside = [np.array(window.taps_within(interval, size)) for window, interval, size in sides]
         shares = np.outer(*inside) / np.prod(self.pool_size)

@@ -106,7 +106,7 @@ class Reach:
 
     def needs(self, part: int) -> Box:
         """Return what the windows of a part cover of the plane."""
-        return self.reads(part).meet(self.plane.whole)
+        return self.reads(part).meet(self.plane.bounds)
 
     def padding(self, part: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the padding of a part: (top, bottom), (left, right)."""

@@ -53,7 +53,7 @@ def tile(images: Images, grid: Grid | None = None, *, data_format: str | None = 
             f"{grid.tiles[0]} x {grid.tiles[1]}. Received: {plane.height} x {plane.width}"
         )
     index = [slice(None)] * 4
-    for axis, side in zip(plane.axes, plane.own, strict=True):
+    for axis, side in zip(plane.axes, plane.local_tile, strict=True):
         index[axis] = side.slice
     return images[tuple(index)]
 
@@ -144,14 +144,14 @@ class CutPlane(_Way):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return this rank's tile."""
-        inputs = self._of_size(inputs, self.plane.whole)
+        inputs = self._of_size(inputs, self.plane.bounds)
         if self._reads_model_input and self.digest is not None and self.grid.model > 1:
             self.digest.take(inputs)
         return crossing.cut(inputs, self.plane, f"{self.label}/cut")
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Return the shape of this rank's tile."""
-        return self._with_sides(input_shape, *(side.size for side in self.plane.own))
+        return self._with_sides(input_shape, *(side.size for side in self.plane.local_tile))
 
     def plane_after(self, before: Plane | None) -> Plane | None:
         """Return the plane that begins."""
@@ -205,7 +205,7 @@ class OwnTile(_Way):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return the input."""
-        return tf.identity(self._of_size(inputs, self.plane.own))
+        return tf.identity(self._of_size(inputs, self.plane.local_tile))
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Return the shape of the input."""
@@ -297,7 +297,7 @@ class FlattenPlane(_Way):
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Return the shape with the number of this rank's channels."""
-        tile = self.plane.own
+        tile = self.plane.local_tile
         channels = input_shape[3]
         return input_shape[0], None if channels is None else tile.area * channels
 

@@ -78,7 +78,7 @@ def expected_bytes(model: keras.Model, options: dict[str, Any]) -> dict[str, int
             continue
         me, reach = ringar.rank(), layer.reach
         sent = reach.pixels_sent(me)
-        came = sum(reach.sent(part, me).area for part in range(ranks) if part != me) if i else 0
+        came = sum(reach.message(part, me).area for part in range(ranks) if part != me) if i else 0
         channels = layer.input.shape[-1]
         found[layer.name] = (sent + came) * channels * numbers
     return {name: count for name, count in found.items() if count}

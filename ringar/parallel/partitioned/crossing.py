@@ -6,7 +6,7 @@ column, and all-gathers have uneven parts.
     function   forward                      backward
     cut        nothing                      all-gather, (M-1) K; gradients divided by M
     gather     all-gather, (M-1) K          nothing: a rank takes its tile; gradients times M
-    own        nothing                      nothing: gradients times M
+    part       nothing                      nothing: gradients times M
     mean       allreduce of B C numbers     nothing; gradients times M
     maximum    all-gather of 2 B C numbers  nothing; gradients times M
 
@@ -58,7 +58,7 @@ def gather(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
     return join(x)
 
 
-def own(x: tf.Tensor, plane: Plane) -> tf.Tensor:
+def part(x: tf.Tensor, plane: Plane) -> tf.Tensor:
     """Return this rank's tile as its part of a split."""
     return scale_gradient(x, plane.grid.model)
 
@@ -89,8 +89,8 @@ def maximum(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
         total = tf.reduce_sum(have_it, 0)
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
-            each = tf.reshape(upstream, tf.shape(total)) * tf.cast(grid.model, x.dtype) / total
-            return tf.where(x == greatest, each, tf.zeros([], x.dtype))
+            share = tf.reshape(upstream, tf.shape(total)) * tf.cast(grid.model, x.dtype) / total
+            return tf.where(x == greatest, share, tf.zeros([], x.dtype))
 
         return tf.squeeze(greatest, plane.axes), backward
 

@@ -192,9 +192,9 @@ def _places(model: keras.Model) -> dict[int, tuple[Any, ...]]:
 
 def _keys(optimizer: keras.optimizers.Optimizer, places: dict[int, tuple[Any, ...]]) -> list[Any]:
     """Return the key of each of the optimizer's variables."""
-    alone = itertools.count()
+    numbers = itertools.count()
     return [
-        (next(alone),) if owner is None else (*places[id(owner)], rest)
+        (next(numbers),) if owner is None else (*places[id(owner)], rest)
         for owner, rest in slots.owners(optimizer)
     ]
 

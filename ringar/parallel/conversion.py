@@ -49,9 +49,9 @@ def merge(model: keras.Model) -> keras.Model:
 
     Example:
     ```python
-    whole = ringar.parallel.merge(model)
+    merged = ringar.parallel.merge(model)
     if ringar.rank() == 0:
-        whole.save("model.keras")
+        merged.save("model.keras")
     ```
     """
     copies: dict[int, tuple[Any, Any]] = {}

@@ -63,9 +63,9 @@ def partition(
 
     Example:
     ```python
-    whole = keras.models.load_model("model.keras")
+    model = keras.models.load_model("model.keras")
     grid = ringar.parallel.Grid(model=ringar.size())
-    model = ringar.parallel.partition(whole, grid)
+    model = ringar.parallel.partition(model, grid)
     ```
     """
     work = _Partition(resolve(grid, "ringar.parallel.partition"), layers)

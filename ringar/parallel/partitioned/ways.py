@@ -37,8 +37,8 @@ def tile(images: Images, grid: Grid | None = None, *, data_format: str | None = 
 
     Example:
     ```python
-    whole = np.load("images.npy", mmap_mode="r")
-    model.fit(ringar.parallel.tile(whole), labels)
+    images = np.load("images.npy", mmap_mode="r")
+    model.fit(ringar.parallel.tile(images), labels)
     ```
     """
     grid = resolve(grid, "ringar.parallel.tile")

@@ -51,8 +51,8 @@ def partition(
         model: a functional or sequential model, built, from `keras.models.load_model` or `merge`,
             for example. It reads whole images.
         grid: the grid; by default the current one.
-        layers: names of the layers that are to work on tiles, besides those that treat each pixel
-            by itself; by default all that can.
+        layers: names of the layers to work on tiles, besides layers that treat each pixel by
+            itself; by default all that can.
 
     Returns:
         The model of this rank, with layers of the same names.
@@ -89,7 +89,7 @@ class _Partition:
         self._cut_of: dict[int, Any] = {}
 
     def substitute(self, operation: keras.Operation) -> Substitute:
-        """Return what is called in place of a layer or operation."""
+        """Return the function that is called in place of a layer or operation."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if not isinstance(operation, keras.layers.Layer):
@@ -151,7 +151,7 @@ class _Partition:
         return layer if Reach.of(before, *layer.windows()).result.is_cut else None
 
     def _copy(self, operation: keras.layers.Layer, args: tuple[Any, ...]) -> keras.layers.Layer:
-        """Return a layer that computes what `operation` does."""
+        """Return a layer that computes the same as `operation`."""
         kind = type(operation)
         several = self.grid.data > 1 or _is_tile(args)
         if kind is keras.layers.BatchNormalization and several:

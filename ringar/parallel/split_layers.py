@@ -2,8 +2,8 @@
 
 Krizhevsky, Sutskever and Hinton, "ImageNet classification with deep convolutional neural networks"
 (2012), put half of the kernels of each layer on each of two GPUs and let the GPUs communicate only
-in certain layers. Here a layer of F kernels on a grid of M parts holds F/M of them. `reads` says
-what they read:
+in certain layers. Here a layer of F kernels on a grid of M parts holds F/M of them. `reads` names
+their input:
 
     reads="own"        the channels of this rank's kernels in the previous layer. Nothing is sent.
                        With M parts the whole layer is a convolution of M groups
@@ -14,7 +14,7 @@ what they read:
                        of them (Krizhevsky, "One weird trick for parallelizing convolutional neural
                        networks", 2014)
 
-`writes` says what they write: their own channels, or, if the kernels are cut along their inputs
+`writes` names their output: their own channels, or, if the kernels are cut along their inputs
 (`writes="addend"`), one addend of all channels, which `Sum` completes.
 
 `ringar.parallel.exchange` describes the communication.

@@ -12,12 +12,12 @@ With B examples, C channels and numbers of k bytes, a rank sends forward
 bytes, and backward as much as it has received. That is the least: each pixel crosses once per rank
 that needs it, in one message, and nothing else crosses. An all-gather would send whole tiles, and
 messages from neighbor to neighbor would send corners twice and cuts that are thinner than the reach
-several times. Ranks know from the plane alone what they send and receive: sizes are not negotiated.
+several times. Ranks compute all sizes from the plane alone, without negotiation.
 Where no rank needs another's pixels, as for 1 x 1 kernels, there is no collective.
 
 Within planes that are cut, a rank's gradients are those of M times the loss, for M parts. The
-gradient of a weight that all ranks hold, a kernel for example, is the sum of what the tiles
-contribute, and so the average over the model group of the gradients that its ranks have. An
+gradient of a weight that all ranks hold, a kernel for example, is the sum of the tiles'
+contributions, and so the average over the model group of the gradients that its ranks have. An
 optimizer computes this average for all such weights: those of a convolution, of a batch
 normalization or of a user's layer. The factor enters where planes are joined (`crossing`). It ends
 where they are cut, and at weights that are cut, which are read through `scale_gradient`.
@@ -42,7 +42,7 @@ def exchange(x: tf.Tensor, reach: Reach, name: str) -> tf.Tensor:
 
     Args:
         x: this rank's tile.
-        reach: what the tiles read.
+        reach: the pixels that the tiles read.
         name: in errors, timelines and statistics.
     """
     grid = reach.plane.grid

@@ -1,7 +1,7 @@
-"""What all layers on tiles have in common: the agreement when they are built, the halo when called.
+"""The bases of all layers on tiles: the agreement when they are built, the halo when called.
 
 A partitioned layer is a Keras layer with windows, a convolution or a pooling. It exchanges the
-halo, pads what lies outside the plane, and lets Keras' own operation compute with padding "valid".
+halo, adds padding outside the plane, and calls Keras' own operation with padding "valid".
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Partitioned(OnPlane):
     """Compute with windows that reach into the tiles of other ranks: a mixin.
 
     Attributes:
-        reach: what each tile reads, once the layer is built.
+        reach: the pixels that each tile reads, once the layer is built.
     """
 
     reach: Reach

@@ -60,7 +60,7 @@ class Window:
         return max((self.outputs(extent) - 1) * self.stride + self.reach - extent, 0) // 2
 
     def reads(self, outputs: Interval, extent: int) -> Interval:
-        """Return the rows that rows of output read, those in the padding included."""
+        """Return the rows that rows of output read, rows of padding included."""
         start = outputs.start * self.stride - self.before(extent)
         return Interval(start, start + (outputs.size - 1) * self.stride + self.reach)
 
@@ -76,7 +76,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Reach:
-    """Describe what all tiles of a layer read.
+    """Describe the pixels that all tiles of a layer read.
 
     Attributes:
         plane: the plane that the layer reads.

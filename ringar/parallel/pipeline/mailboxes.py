@@ -41,7 +41,7 @@ Arrays = list[np.ndarray]
 
 
 class Activation(NamedTuple):
-    """Hold what a module has sent forward for one batch.
+    """Hold a module's message forward for one batch.
 
     Attributes:
         number: the number of the batch, from 0.
@@ -55,7 +55,7 @@ class Activation(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """Hold what a module has sent back for one batch.
+    """Hold a module's message back for one batch.
 
     Attributes:
         number: the number of the batch, from 0.
@@ -118,7 +118,7 @@ class Mailboxes:
     Args:
         ranks: the ranks of the model group, in the order of the modules.
         sends: the tensors that cross the cut after this rank's module; empty in the last one.
-        receives: those that cross the cut before it.
+        receives: the tensors that cross the cut before it.
         rows: the largest number of examples of a batch.
         ahead: the number of batches that may be without a gradient.
     """

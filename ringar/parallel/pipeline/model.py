@@ -333,7 +333,7 @@ class Pipelined(keras.Model):
         state.set_layer_weights(self.network, state.layer_weights(model.layers))
 
     def record(self, on: bool = True) -> list[Event]:
-        """Start or stop recording the events of this module; return those recorded so far."""
+        """Start or stop recording the events of this module; return the events so far."""
         module = self._ready_execution().module
         recorded, module.events = module.events or [], [] if on else None
         return recorded

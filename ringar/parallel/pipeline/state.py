@@ -122,7 +122,7 @@ def layer_weights(layers: Iterable[Any]) -> State:
 
 
 def set_layer_weights(model: keras.Model, state: State) -> None:
-    """Set the weights of a model's layers to those from `layer_weights`."""
+    """Set the weights of a model's layers to the result of `layer_weights`."""
     for layer in model.layers:
         if layer.name in state:
             layer.set_weights(state[layer.name])

@@ -1,4 +1,4 @@
-"""Synthesizers: small nets that predict what another module will compute.
+"""Synthesizers: small nets that predict the results of another module.
 
 Jaderberg et al., "Decoupled neural interfaces using synthetic gradients" (ICML 2017). With the
 activations h of a module, M(h) is the prediction of the gradient of the loss with respect to h, and
@@ -201,7 +201,7 @@ class Predictor:
         self._predict, self._learn = compiled(self._predicted), compiled(self._learned)
 
     def predict(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the predictions for a batch, in the dtypes of what is predicted."""
+        """Return the predictions for a batch, in the dtypes of the true tensors."""
         if inputs[0].shape[0] == 0:  # means over an empty batch are NaN
             return [tf.zeros((0, *s.shape[1:]), s.dtype) for s in self._predicted_specs]
         return list(self._predict(list(inputs)))

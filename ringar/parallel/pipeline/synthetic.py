@@ -307,7 +307,7 @@ class SyntheticModule(Module):
     # Learning -----------------------------------------------------------------------------------
 
     def _learn(self, through: int) -> list[tf.Tensor] | None:
-        """Let the synthesizer of gradients learn from those that have come.
+        """Let the synthesizer of gradients learn from the gradients that have come.
 
         Args:
             through: the number of a batch whose gradient is waited for; -1 for none.

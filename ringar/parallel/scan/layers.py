@@ -242,7 +242,7 @@ class ScanLSTM(_ScanRecurrent, keras.layers.LSTM):
             of both vectors of the state, would have `2 * units` rows and columns. Their products
             would cost eight times those of a GRU, while the serial step costs a third more.
         threads: as of `ringar.layers.ScanSimpleRNN`.
-        process_set: None. Sequences cannot be sharded over ranks, which needs those Jacobians.
+        process_set: None. Sequences cannot be sharded over ranks: that needs these Jacobians.
         **kwargs: as of the Keras layer.
 
     Activations, shapes, masks and dtypes are as in `ringar.layers.ScanSimpleRNN`.

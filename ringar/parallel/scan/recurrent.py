@@ -102,7 +102,7 @@ class Sequence:
 
 
 def states(sequence: Sequence, options: Options) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return h after each step, (batch, steps, units), and what `last_state` returns."""
+    """Return h after each step, (batch, steps, units), and the result of `last_state`."""
     with_inputs = needs_input_gradient(sequence)
 
     def run(

@@ -46,14 +46,10 @@ def replica(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
     if grid.model == 1:
         return x
 
-    @tf.custom_gradient
-    def read(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
-        def backward(upstream: tf.Tensor) -> tf.Tensor:
-            return allreduce(upstream, Sum, name=f"{name}/gradient", process_set=grid.model_set)
+    def backward(upstream: tf.Tensor) -> tf.Tensor:
+        return allreduce(upstream, Sum, name=f"{name}/gradient", process_set=grid.model_set)
 
-        return tf.identity(x), backward
-
-    return read(x)
+    return with_gradient(x, tf.identity, backward)
 
 
 def examples(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
@@ -69,28 +65,22 @@ def gather(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
     """Return the channels of all parts; all ranks then compute the same."""
     if grid.model == 1:
         return x
-
-    @tf.custom_gradient
-    def join(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
-        def backward(upstream: tf.Tensor) -> tf.Tensor:
-            return tf.split(upstream, grid.model, axis)[grid.part]
-
-        return channels(x, axis, grid, name), backward
-
-    return join(x)
+    return with_gradient(
+        x,
+        lambda x: channels(x, axis, grid, name),
+        lambda upstream: tf.split(upstream, grid.model, axis)[grid.part],
+    )
 
 
 def add(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
     """Return the sum over the parts; all ranks then compute the same."""
     if grid.model == 1:
         return x
-
-    @tf.custom_gradient
-    def join(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
-        total = allreduce(x, Sum, name=name, process_set=grid.model_set)
-        return total, lambda upstream: upstream
-
-    return join(x)
+    return with_gradient(
+        x,
+        lambda x: allreduce(x, Sum, name=name, process_set=grid.model_set),
+        lambda upstream: upstream,
+    )
 
 
 def return_examples(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
@@ -128,9 +118,18 @@ def _with_rows(shape: tf.TensorShape, times: int) -> tf.TensorShape:
 
 def scale_gradient(x: tf.Tensor, factor: float) -> tf.Tensor:
     """Return `x`; the backward pass multiplies its gradient by `factor`."""
+    return with_gradient(
+        x, tf.identity, lambda upstream: upstream * tf.cast(factor, upstream.dtype)
+    )
+
+
+def with_gradient(
+    x: tf.Tensor, forward: Callable[[tf.Tensor], tf.Tensor], backward: Backward
+) -> tf.Tensor:
+    """Return `forward(x)`, whose backward pass is `backward`."""
 
     @tf.custom_gradient
-    def identity(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
-        return tf.identity(x), lambda upstream: upstream * tf.cast(factor, upstream.dtype)
+    def call(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
+        return forward(x), backward
 
-    return identity(x)
+    return call(x)

@@ -203,13 +203,11 @@ class _Split(SavesPart):
         """Return this part's share of the bias of an addend: the shares add up to the bias."""
         if self.writes != "addend" or self.grid.model == 1:
             return bias
-        parts = self.grid.model
-
-        @tf.custom_gradient
-        def share(value: tf.Tensor) -> tuple[tf.Tensor, exchange.Backward]:
-            return value / tf.cast(parts, value.dtype), lambda upstream: upstream
-
-        return share(tf.convert_to_tensor(bias))
+        return exchange.with_gradient(
+            tf.convert_to_tensor(bias),
+            lambda value: value / tf.cast(self.grid.model, value.dtype),
+            lambda upstream: upstream,
+        )
 
     _reads_model_input = False
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from ringar.collectives import allgather
 from ringar.parallel import exchange
-from ringar.parallel.exchange import Backward, scale_gradient
+from ringar.parallel.exchange import Backward, scale_gradient, with_gradient
 from ringar.parallel.partitioned.pieces import Pieces, checked
 from ringar.sharding.planes import Plane
 
@@ -30,15 +30,11 @@ def cut(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
     if parts == 1:
         return x
 
-    @tf.custom_gradient
-    def take(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
-        def backward(upstream: tf.Tensor) -> tf.Tensor:
-            gradient = _gathered(upstream, plane, f"{name}/gradient")
-            return gradient / tf.cast(parts, gradient.dtype)
+    def backward(upstream: tf.Tensor) -> tf.Tensor:
+        gradient = _gathered(upstream, plane, f"{name}/gradient")
+        return gradient / tf.cast(parts, gradient.dtype)
 
-        return Pieces(x, plane).cut(x, plane.own), backward
-
-    return take(x)
+    return with_gradient(x, lambda x: Pieces(x, plane).cut(x, plane.own), backward)
 
 
 def gather(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
@@ -47,15 +43,11 @@ def gather(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
     if parts == 1:
         return x
 
-    @tf.custom_gradient
-    def join(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
-        def backward(upstream: tf.Tensor) -> tf.Tensor:
-            gradient = Pieces(upstream, plane).cut(upstream, plane.own)
-            return gradient * tf.cast(parts, gradient.dtype)
+    def backward(upstream: tf.Tensor) -> tf.Tensor:
+        gradient = Pieces(upstream, plane).cut(upstream, plane.own)
+        return gradient * tf.cast(parts, gradient.dtype)
 
-        return _gathered(x, plane, name), backward
-
-    return join(x)
+    return with_gradient(x, lambda x: _gathered(x, plane, name), backward)
 
 
 def part(x: tf.Tensor, plane: Plane) -> tf.Tensor:

@@ -166,18 +166,19 @@ class Synthesizers:
         self, compiled: Callable[[Any], Any]
     ) -> tuple[Predictor | None, Predictor | None]:
         """Return the synthesizers in use: of gradients and of inputs."""
-        gradient = inputs = None
-        if self.gradient is not None:
+
+        def predictor(
+            model: keras.Model | None, specs: list[tf.TensorSpec], is_mean: bool
+        ) -> Predictor | None:
+            if model is None:
+                return None
             optimizer = copy_of(self.plan.optimizer)
-            gradient = Predictor(
-                self.gradient, optimizer, self.sent_specs, is_mean=True, compiled=compiled
-            )
-        if self.inputs is not None:
-            optimizer = copy_of(self.plan.optimizer)
-            inputs = Predictor(
-                self.inputs, optimizer, self.received_specs, is_mean=False, compiled=compiled
-            )
-        return gradient, inputs
+            return Predictor(model, optimizer, specs, is_mean=is_mean, compiled=compiled)
+
+        return (
+            predictor(self.gradient, self.sent_specs, is_mean=True),
+            predictor(self.inputs, self.received_specs, is_mean=False),
+        )
 
 
 def _check_sent(network: Network) -> None:

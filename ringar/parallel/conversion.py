@@ -113,7 +113,7 @@ def split(
             divide the kernels of a layer in `layers`.
     """
     grid = resolve(grid, "ringar.parallel.split")
-    chosen = None if layers is None else set(layers)
+    layer_names = None if layers is None else set(layers)
     copies: dict[int, tuple[Any, Any]] = {}
 
     def substitute(operation: keras.Operation) -> Substitute:
@@ -122,7 +122,7 @@ def split(
                 return _joined_where_needed(lambda _: operation, grid, args, kwargs)
             if id(operation) in copies:
                 return copies[id(operation)][1](*args, **kwargs)
-            layer = _part_of(operation, args[0], grid, chosen)
+            layer = _part_of(operation, args[0], grid, layer_names)
             if layer is not None:
                 copies[id(operation)] = operation, layer
                 outputs = layer(*args, **kwargs)
@@ -134,16 +134,16 @@ def split(
                 )
                 return activate(gathered)
 
-            def fresh(x: Any) -> Any:
+            def make_copy(x: Any) -> Any:
                 copies[id(operation)] = operation, _local_layer(operation, x, grid, sync_batch_norm)
                 return copies[id(operation)][1]
 
-            return _joined_where_needed(fresh, grid, args, kwargs)
+            return _joined_where_needed(make_copy, grid, args, kwargs)
 
         return call
 
     part = rebuild(model, substitute, lambda output: _whole_output(output, grid))
-    names = (chosen or set()) - {layer.name for layer, _ in copies.values()}
+    names = (layer_names or set()) - {layer.name for layer, _ in copies.values()}
     if names:
         raise ValueError(f"`layers` must be names of layers of the model. Received: {names}")
     give_parts(model, part, copies.values(), grid)
@@ -255,20 +255,20 @@ def _parts_at(layer: keras.layers.Layer) -> int:
 
 
 def _part_of(
-    layer: keras.layers.Layer, x: keras.KerasTensor, grid: Grid, chosen: set[str] | None
+    layer: keras.layers.Layer, x: keras.KerasTensor, grid: Grid, layer_names: set[str] | None
 ) -> keras.layers.Layer | None:
     """Return this rank's part of the layer; None if the layer stays whole."""
     kind = {
         keras.layers.Conv2D: SplitConv2D, GroupedConv2D: SplitConv2D,
         keras.layers.Dense: SplitDense, GroupedDense: SplitDense,
     }.get(type(layer))  # fmt: skip
-    if kind is None or (chosen is not None and layer.name not in chosen):
+    if kind is None or (layer_names is not None and layer.name not in layer_names):
         return None
     config = layer.get_config()
     kernels = config["filters" if kind is SplitConv2D else "units"]
     groups = config.pop("groups", 1)
     fits = kernels % grid.model == 0 and (groups % grid.model == 0 or grid.model % groups == 0)
-    if not fits and chosen is None:
+    if not fits and layer_names is None:
         return None
     axis = lineage.split_axis(x)
     channel_axis = 1 if config.get("data_format") == "channels_first" else len(x.shape) - 1

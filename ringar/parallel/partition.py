@@ -85,7 +85,7 @@ class _Partition:
     def __init__(self, grid: Grid, layers: Iterable[str] | None) -> None:
         self.grid = grid
         self.pairs: dict[int, tuple[Any, Any]] = {}
-        self._chosen = None if layers is None else set(layers)
+        self._layer_names = None if layers is None else set(layers)
         self._cut_of: dict[int, Any] = {}
 
     def substitute(self, operation: keras.Operation) -> Substitute:
@@ -100,13 +100,13 @@ class _Partition:
                 self.pairs[id(operation)] = operation, layer
                 return layer(self._cut(args[0], layer.data_format), *args[1:], **kwargs)
 
-            def fresh() -> keras.layers.Layer:
+            def make_copy() -> keras.layers.Layer:
                 if pair is None:
                     self.pairs[id(operation)] = operation, self._copy(operation, args)
                 return self.pairs[id(operation)][1]
 
             has_windows = type(operation) in _KINDS
-            return self._whole_where_needed(fresh, args, kwargs, has_windows)
+            return self._whole_where_needed(make_copy, args, kwargs, has_windows)
 
         return call
 
@@ -125,7 +125,7 @@ class _Partition:
             ValueError: there are some.
         """
         on_tiles = {layer.name for layer, other in self.pairs.values() if type(other) in _ON_TILES}
-        names = (self._chosen or set()) - on_tiles
+        names = (self._layer_names or set()) - on_tiles
         if names:
             raise ValueError(
                 "`layers` must be names of convolutions, local connections and poolings whose "
@@ -138,7 +138,9 @@ class _Partition:
     ) -> keras.layers.Layer | None:
         """Return the layer on tiles that computes the same; None if it stays whole."""
         kind = _KINDS.get(type(operation))
-        if kind is None or (self._chosen is not None and operation.name not in self._chosen):
+        if kind is None or (
+            self._layer_names is not None and operation.name not in self._layer_names
+        ):
             return None
         config = operation.get_config()
         config.pop("quantization_config", None)
@@ -153,8 +155,8 @@ class _Partition:
     def _copy(self, operation: keras.layers.Layer, args: tuple[Any, ...]) -> keras.layers.Layer:
         """Return a layer that computes the same as `operation`."""
         kind = type(operation)
-        several = self.grid.data > 1 or _is_tile(args)
-        if kind is keras.layers.BatchNormalization and several:
+        is_shared = self.grid.data > 1 or _is_tile(args)
+        if kind is keras.layers.BatchNormalization and is_shared:
             kind = SyncBatchNormalization
         return kind.from_config(operation.get_config())
 

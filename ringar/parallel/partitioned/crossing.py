@@ -77,8 +77,8 @@ def maximum(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
         count = tf.reduce_sum(tf.cast(x == maximum, x.dtype), plane.axes, keepdims=True)
         rows = allgather(tf.stack([maximum, count])[None], name=name, process_set=grid.model_set)
         greatest = tf.reduce_max(rows[:, 0], 0)
-        have_it = tf.where(rows[:, 0] == greatest, rows[:, 1], tf.zeros([], x.dtype))
-        total = tf.reduce_sum(have_it, 0)
+        counts = tf.where(rows[:, 0] == greatest, rows[:, 1], tf.zeros([], x.dtype))
+        total = tf.reduce_sum(counts, 0)
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             share = tf.reshape(upstream, tf.shape(total)) * tf.cast(grid.model, x.dtype) / total

@@ -22,7 +22,7 @@ from ringar.sharding.grid import Grid
 _RATES = Call("allgather", name="learning rates")
 
 
-def named(
+def bind_arguments(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments by name, without a progress bar on ranks other than 0."""
@@ -31,7 +31,7 @@ def named(
     return arguments if place.rank() == 0 else {**arguments, "verbose": 0}
 
 
-def aligned(callbacks: Any, grid: Grid) -> list[Any]:
+def add_alignment(callbacks: Any, grid: Grid) -> list[Any]:
     """Return the callbacks of `fit`, with `Alignment` and `Agreement` added.
 
     Args:

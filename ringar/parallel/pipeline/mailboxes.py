@@ -164,15 +164,15 @@ class Mailboxes:
             DeadlineError: it did not come in time.
             PeerLostError: its rank died or left.
         """
-        stopwatch, looked = Stopwatch(), 0.0
+        stopwatch, last_look = Stopwatch(), 0.0
         while not ready():
             if meanwhile is not None:
                 meanwhile()
-            waited = stopwatch.seconds()
-            if waited - looked > _LOOK_AFTER_PEER:
+            seconds = stopwatch.seconds()
+            if seconds - last_look > _LOOK_AFTER_PEER:
                 self.control.read(peer, _TAKEN)
-                looked = waited
-            if waited > self._deadline:
+                last_look = seconds
+            if seconds > self._deadline:
                 raise DeadlineError(
                     Call("window", name="pipeline").refusal(
                         f"module {peer} to {action} within {self._deadline:g} s",
@@ -181,7 +181,7 @@ class Mailboxes:
                         "RINGAR_DEADLINE or ringarrun --deadline).",
                     )
                 )
-            mailbox.pause(waited)
+            mailbox.pause(seconds)
 
 
 class _Cut:

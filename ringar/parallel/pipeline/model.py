@@ -16,7 +16,7 @@ from ringar.job import place
 from ringar.keras import keras_2
 from ringar.parallel.pipeline import agreement, checks, state
 from ringar.parallel.pipeline.batch import Batch
-from ringar.parallel.pipeline.callback import aligned, named
+from ringar.parallel.pipeline.callback import add_alignment, bind_arguments
 from ringar.parallel.pipeline.decoupling import Choice, Decoupling
 from ringar.parallel.pipeline.execution import Execution, compiler
 from ringar.parallel.pipeline.module import Event
@@ -204,17 +204,17 @@ class Pipelined(keras.Model):
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train as any Keras model, on every rank."""
-        arguments = named(super().fit, args, kwargs)
+        arguments = bind_arguments(super().fit, args, kwargs)
         if place.size() > 1:
             tf.random.set_seed(broadcast_object(int(np.random.randint(2**31)), name="fit/seed"))
-            arguments["callbacks"] = aligned(arguments.get("callbacks"), self.grid)
+            arguments["callbacks"] = add_alignment(arguments.get("callbacks"), self.grid)
         if self._execution is not None:
             self._execution.batch_is_compared = False
         return super().fit(**arguments)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as any Keras model, on every rank."""
-        arguments = named(super().evaluate, args, kwargs)
+        arguments = bind_arguments(super().evaluate, args, kwargs)
         as_dict = arguments.pop("return_dict", False)
         results = super().evaluate(**arguments, return_dict=True)
         if as_dict:
@@ -226,7 +226,7 @@ class Pipelined(keras.Model):
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict as any Keras model, on every rank; all ranks get the outputs."""
-        return super().predict(**named(super().predict, args, kwargs))
+        return super().predict(**bind_arguments(super().predict, args, kwargs))
 
     def call(
         self, inputs: Arrays, training: bool | None = None, mask: Arrays | None = None

@@ -293,9 +293,9 @@ def _activation(layer: keras.layers.Layer, name: str) -> int:
 
 
 def _levels(backward: str | int) -> int:
-    named = {"auto": CHOSEN, "serial": 0, "scan": WHOLE}
-    if isinstance(backward, str) and backward in named:
-        return named[backward]
+    choices = {"auto": CHOSEN, "serial": 0, "scan": WHOLE}
+    if isinstance(backward, str) and backward in choices:
+        return choices[backward]
     try:
         return levels_of(backward)
     except ValueError:

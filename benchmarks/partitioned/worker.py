@@ -77,7 +77,7 @@ def expected_bytes(model: keras.Model, options: dict[str, Any]) -> dict[str, int
             continue
         me, reach = ringar.rank(), layer.reach
         pixels = reach.pixels_sent(me)
-        came = sum(reach.sent(part, me).area for part in range(ranks) if part != me) if i else 0
+        came = sum(reach.message(part, me).area for part in range(ranks) if part != me) if i else 0
         channels = layer.input.shape[-1]
         volumes[layer.name] = (pixels + came) * channels * numbers
     return {name: count for name, count in volumes.items() if count}

@@ -33,7 +33,7 @@ def merge(model: keras.Model) -> keras.Model:
     """Return the one-process model of a split one, on every rank. Collective over all ranks.
 
     A layer with `reads="own"` becomes a layer with groups; joins become `Identity`. Partitioned
-    layers become those that compute the same on whole images, which the model then reads. If
+    layers become layers that compute the same on whole images, and the model reads these. If
     `model` is compiled, so is the result, with a plain optimizer that has the state of the model's
     optimizer.
 
@@ -49,9 +49,9 @@ def merge(model: keras.Model) -> keras.Model:
 
     Example:
     ```python
-    whole = ringar.parallel.merge(model)
+    merged = ringar.parallel.merge(model)
     if ringar.rank() == 0:
-        whole.save("model.keras")
+        merged.save("model.keras")
     ```
     """
     copies: dict[int, tuple[Any, Any]] = {}
@@ -90,10 +90,10 @@ def split(
     """Cut a one-process model for a grid. All ranks pass the same model.
 
     `Conv2D` and `Dense` layers are cut over the parts. The first layer of a split reads its whole
-    input, a layer whose groups the parts divide its own channels, and any other the channels of all
-    parts. A `Gather` ends the split at the outputs, and before a layer that needs all channels and
-    cannot be cut. If `model` is compiled, so is the result, with a distributed optimizer that has
-    the state of the model's optimizer.
+    input. A later layer reads its rank's own channels if the number of parts divides that of its
+    groups, otherwise the channels of all parts. A `Gather` ends the split at the outputs, and
+    before a layer that needs all channels and cannot be cut. If `model` is compiled, so is the
+    result, with a distributed optimizer that has the state of the model's optimizer.
 
     Args:
         model: a functional or sequential model, built, from `keras.models.load_model` or `merge`,
@@ -113,7 +113,7 @@ def split(
             divide the kernels of a layer in `layers`.
     """
     grid = resolve(grid, "ringar.parallel.split")
-    chosen = None if layers is None else set(layers)
+    layer_names = None if layers is None else set(layers)
     copies: dict[int, tuple[Any, Any]] = {}
 
     def substitute(operation: keras.Operation) -> Substitute:
@@ -122,7 +122,7 @@ def split(
                 return _joined_where_needed(lambda _: operation, grid, args, kwargs)
             if id(operation) in copies:
                 return copies[id(operation)][1](*args, **kwargs)
-            layer = _part_of(operation, args[0], grid, chosen)
+            layer = _part_of(operation, args[0], grid, layer_names)
             if layer is not None:
                 copies[id(operation)] = operation, layer
                 outputs = layer(*args, **kwargs)
@@ -134,34 +134,34 @@ def split(
                 )
                 return activate(gathered)
 
-            def fresh(x: Any) -> Any:
+            def make_copy(x: Any) -> Any:
                 copies[id(operation)] = operation, _local_layer(operation, x, grid, sync_batch_norm)
                 return copies[id(operation)][1]
 
-            return _joined_where_needed(fresh, grid, args, kwargs)
+            return _joined_where_needed(make_copy, grid, args, kwargs)
 
         return call
 
     part = rebuild(model, substitute, lambda output: _whole_output(output, grid))
-    unknown = (chosen or set()) - {layer.name for layer, _ in copies.values()}
-    if unknown:
-        raise ValueError(f"`layers` must be names of layers of the model. Received: {unknown}")
+    names = (layer_names or set()) - {layer.name for layer, _ in copies.values()}
+    if names:
+        raise ValueError(f"`layers` must be names of layers of the model. Received: {names}")
     give_parts(model, part, copies.values(), grid)
     return part
 
 
 def give_parts(
-    model: keras.Model, part: keras.Model, made: Iterable[tuple[Any, Any]], grid: Grid
+    model: keras.Model, part: keras.Model, pairs: Iterable[tuple[Any, Any]], grid: Grid
 ) -> None:
     """Give a model its parts of the weights of another, and of the optimizer's state.
 
     Args:
         model: the model that has been cut.
         part: the new one; compiled with a distributed optimizer if `model` is compiled.
-        made: pairs of a layer of `model` and a layer of `part`.
+        pairs: layers of `model`, each with its layer of `part`.
         grid: the grid.
     """
-    for layer, other in made:
+    for layer, other in pairs:
         for variable, target in zip(layer.weights, other.weights, strict=True):
             target.assign(_cut(variable, cut_of(variable), cut_of(target)))
     if getattr(model, "optimizer", None) is None:
@@ -172,9 +172,9 @@ def give_parts(
         optimizer = DistributedOptimizer(optimizer, grid=grid)
     if not model.optimizer.built:  # it has no state
         return
-    both = zip(slots.cuts(model.optimizer), slots.cuts(optimizer), strict=True)
-    pairs = zip(model.optimizer.variables, optimizer.variables, both, strict=True)
-    for variable, target, (before, cut) in pairs:
+    cuts = zip(slots.cuts(model.optimizer), slots.cuts(optimizer), strict=True)
+    triples = zip(model.optimizer.variables, optimizer.variables, cuts, strict=True)
+    for variable, target, (before, cut) in triples:
         target.assign(_cut(variable, before, cut))
 
 
@@ -188,9 +188,9 @@ def rebuild(
 
     Args:
         model: a functional or sequential model, built.
-        substitute: from a layer to what is called in its place.
-        last: what is called on each output.
-        shapes: the shapes of inputs that are others in the new model, by the input's id.
+        substitute: returns the function that is called in place of a layer.
+        last: the function that is called on each output.
+        shapes: the shapes of inputs that change in the new model, by the input's id.
     """
     graph = getattr(model, "_functional", None) or model  # of a Sequential
     if not hasattr(graph, "_run_through_graph"):
@@ -255,20 +255,20 @@ def _parts_at(layer: keras.layers.Layer) -> int:
 
 
 def _part_of(
-    layer: keras.layers.Layer, x: keras.KerasTensor, grid: Grid, chosen: set[str] | None
+    layer: keras.layers.Layer, x: keras.KerasTensor, grid: Grid, layer_names: set[str] | None
 ) -> keras.layers.Layer | None:
-    """Return this rank's part of the layer; None if the layer is not to be cut."""
+    """Return this rank's part of the layer; None if the layer stays whole."""
     kind = {
         keras.layers.Conv2D: SplitConv2D, GroupedConv2D: SplitConv2D,
         keras.layers.Dense: SplitDense, GroupedDense: SplitDense,
     }.get(type(layer))  # fmt: skip
-    if kind is None or (chosen is not None and layer.name not in chosen):
+    if kind is None or (layer_names is not None and layer.name not in layer_names):
         return None
     config = layer.get_config()
     kernels = config["filters" if kind is SplitConv2D else "units"]
     groups = config.pop("groups", 1)
     fits = kernels % grid.model == 0 and (groups % grid.model == 0 or grid.model % groups == 0)
-    if not fits and chosen is None:
+    if not fits and layer_names is None:
         return None
     axis = lineage.split_axis(x)
     channel_axis = 1 if config.get("data_format") == "channels_first" else len(x.shape) - 1

@@ -1,13 +1,13 @@
 """The communication of the ranks of a model group, forward and backward.
 
 The loss of a model group is one number. Behind a join every rank of the group computes it from the
-same values and holds the whole gradient. Within a split a rank's gradient is what its own kernels
-contribute. Each function here is a pair of a forward and a backward step that keeps these rules
-(n parts, K bytes in one part's channels; bytes are those that a rank sends):
+same values and holds the whole gradient. Within a split a rank's gradient is the contribution of
+its own kernels. Each function here is a pair of a forward and a backward step that keeps these
+rules (n parts, K bytes in one part's channels; bytes are those that a rank sends):
 
     function         forward                        backward
     channels         all-gather,     (n-1) K        reduce-scatter, (n-1) K
-    whole            nothing                        allreduce of the gradient
+    replica          nothing                        allreduce of the gradient
     examples         all-gather,     (n-1) K        reduce-scatter, (n-1) K
     gather           all-gather,     (n-1) K        nothing: a rank takes its own part
     add              allreduce                      nothing
@@ -35,25 +35,21 @@ Backward = Callable[[tf.Tensor], tf.Tensor]
 
 
 def channels(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
-    """Return the channels of all parts, joined along `axis`; `x` has those of this rank."""
+    """Return the channels of all parts, joined along `axis`; `x` has this rank's channels."""
     if grid.model == 1:
         return x
     return _join(allgather(x, name=name, process_set=grid.model_set), axis, grid.model, x.shape)
 
 
-def whole(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
+def replica(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
     """Return `x`, which every part has whole; the backward pass sums its gradient."""
     if grid.model == 1:
         return x
 
-    @tf.custom_gradient
-    def read(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
-        def backward(upstream: tf.Tensor) -> tf.Tensor:
-            return allreduce(upstream, Sum, name=f"{name}/gradient", process_set=grid.model_set)
+    def backward(upstream: tf.Tensor) -> tf.Tensor:
+        return allreduce(upstream, Sum, name=f"{name}/gradient", process_set=grid.model_set)
 
-        return tf.identity(x), backward
-
-    return read(x)
+    return with_gradient(x, tf.identity, backward)
 
 
 def examples(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
@@ -69,28 +65,22 @@ def gather(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
     """Return the channels of all parts; all ranks then compute the same."""
     if grid.model == 1:
         return x
-
-    @tf.custom_gradient
-    def join(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
-        def backward(upstream: tf.Tensor) -> tf.Tensor:
-            return tf.split(upstream, grid.model, axis)[grid.part]
-
-        return channels(x, axis, grid, name), backward
-
-    return join(x)
+    return with_gradient(
+        x,
+        lambda x: channels(x, axis, grid, name),
+        lambda upstream: tf.split(upstream, grid.model, axis)[grid.part],
+    )
 
 
 def add(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
     """Return the sum over the parts; all ranks then compute the same."""
     if grid.model == 1:
         return x
-
-    @tf.custom_gradient
-    def join(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
-        total = allreduce(x, Sum, name=name, process_set=grid.model_set)
-        return total, lambda upstream: upstream
-
-    return join(x)
+    return with_gradient(
+        x,
+        lambda x: allreduce(x, Sum, name=name, process_set=grid.model_set),
+        lambda upstream: upstream,
+    )
 
 
 def return_examples(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
@@ -106,17 +96,17 @@ def return_examples(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor
 
 
 def _join(rows: tf.Tensor, axis: int, parts: int, shape: tf.TensorShape) -> tf.Tensor:
-    """Return tensors of `shape`, given concatenated along axis 0, joined along `axis`."""
+    """Join the parts of `rows` along `axis`; they have this shape and follow along axis 0."""
     axis %= shape.rank
-    each = [-1 if dim is None else dim for dim in shape]
+    dims = [-1 if dim is None else dim for dim in shape]
     if axis == 0:
         return rows
-    if each.count(-1) > 1:
+    if dims.count(-1) > 1:
         sizes = tf.shape(rows)
-        each = [sizes[0] // parts, *(sizes[i] for i in range(1, shape.rank))]
+        dims = [sizes[0] // parts, *(sizes[i] for i in range(1, shape.rank))]
     order = [*range(1, axis + 1), 0, *range(axis + 1, shape.rank + 1)]
-    joined = tf.transpose(tf.reshape(rows, [parts, *each]), order)
-    joined = tf.reshape(joined, [*each[:axis], parts * shape[axis], *each[axis + 1 :]])
+    joined = tf.transpose(tf.reshape(rows, [parts, *dims]), order)
+    joined = tf.reshape(joined, [*dims[:axis], parts * shape[axis], *dims[axis + 1 :]])
     joined.set_shape([*shape[:axis], parts * shape[axis], *shape[axis + 1 :]])
     return joined
 
@@ -128,9 +118,18 @@ def _with_rows(shape: tf.TensorShape, times: int) -> tf.TensorShape:
 
 def scale_gradient(x: tf.Tensor, factor: float) -> tf.Tensor:
     """Return `x`; the backward pass multiplies its gradient by `factor`."""
+    return with_gradient(
+        x, tf.identity, lambda upstream: upstream * tf.cast(factor, upstream.dtype)
+    )
+
+
+def with_gradient(
+    x: tf.Tensor, forward: Callable[[tf.Tensor], tf.Tensor], backward: Backward
+) -> tf.Tensor:
+    """Return `forward(x)`, whose backward pass is `backward`."""
 
     @tf.custom_gradient
-    def unchanged(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
-        return tf.identity(x), lambda upstream: upstream * tf.cast(factor, upstream.dtype)
+    def call(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
+        return forward(x), backward
 
-    return unchanged(x)
+    return call(x)

@@ -21,13 +21,13 @@ class PartOf(keras.initializers.Initializer):
     that of rank 0, and keep their slice only.
 
     Args:
-        whole: the initializer of the whole variable.
+        initializer: the initializer of the whole variable.
         axis: the axis along which the variable is cut.
         grid: the grid that has the parts.
     """
 
-    def __init__(self, whole: keras.initializers.Initializer, axis: int, grid: Grid) -> None:
-        self._whole, self._axis, self._grid = _agreed(whole, grid), axis, grid
+    def __init__(self, initializer: keras.initializers.Initializer, axis: int, grid: Grid) -> None:
+        self._initializer, self._axis, self._grid = _agreed(initializer, grid), axis, grid
 
     def __call__(self, shape: Sequence[int], dtype: str | None = None, **options: Any) -> tf.Tensor:
         """Return this rank's part, an array of `shape`."""
@@ -35,24 +35,28 @@ class PartOf(keras.initializers.Initializer):
         dims = [dim * (self._grid.model if i == axis else 1) for i, dim in enumerate(shape)]
         start = self._grid.part * shape[axis]
         part = [slice(None)] * axis + [slice(start, start + shape[axis])]
-        return self._whole(tuple(dims), dtype=dtype)[tuple(part)]
+        return self._initializer(tuple(dims), dtype=dtype)[tuple(part)]
 
 
 class TileOf(keras.initializers.Initializer):
     """Initialize a part of any shape with its part of the whole initial value.
 
     Args:
-        whole: the initializer of the whole variable.
+        initializer: the initializer of the whole variable.
         shape: the shape of the whole variable.
         cut: how it is cut.
     """
 
-    def __init__(self, whole: keras.initializers.Initializer, shape: Sequence[int], cut: Cut):
-        self._whole, self._shape, self._cut = _agreed(whole, cut.grid), tuple(shape), cut
+    def __init__(self, initializer: keras.initializers.Initializer, shape: Sequence[int], cut: Cut):
+        self._initializer, self._shape, self._cut = (
+            _agreed(initializer, cut.grid),
+            tuple(shape),
+            cut,
+        )
 
     def __call__(self, shape: Sequence[int], dtype: str | None = None, **options: Any) -> tf.Tensor:
         """Return this rank's part, an array of `shape`."""
-        value = keras.ops.convert_to_numpy(self._whole(self._shape, dtype=dtype))
+        value = keras.ops.convert_to_numpy(self._initializer(self._shape, dtype=dtype))
         return keras.ops.convert_to_tensor(self._cut.part(value), dtype)
 
 

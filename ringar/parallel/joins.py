@@ -24,7 +24,7 @@ class Join(keras.layers.Layer):
         self.label = self.name
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        """Agree on a name, since Keras numbers layers and ranks may have made different ones."""
+        """Agree on a name: Keras numbers layers, and ranks may have made different ones."""
         self.label = self.grid.agree(self.name)
 
     def compute_output_spec(

@@ -51,8 +51,8 @@ def partition(
         model: a functional or sequential model, built, from `keras.models.load_model` or `merge`,
             for example. It reads whole images.
         grid: the grid; by default the current one.
-        layers: names of the layers that are to work on tiles, besides those that treat each pixel
-            by itself; by default all that can.
+        layers: names of the layers to work on tiles, besides layers that treat each pixel by
+            itself; by default all that can.
 
     Returns:
         The model of this rank, with layers of the same names.
@@ -63,15 +63,15 @@ def partition(
 
     Example:
     ```python
-    whole = keras.models.load_model("model.keras")
+    model = keras.models.load_model("model.keras")
     grid = ringar.parallel.Grid(model=ringar.size())
-    model = ringar.parallel.partition(whole, grid)
+    model = ringar.parallel.partition(model, grid)
     ```
     """
     work = _Partition(resolve(grid, "ringar.parallel.partition"), layers)
     part = rebuild(model, work.substitute, work.joined)
     work.check()
-    give_parts(model, part, work.made.values(), work.grid)
+    give_parts(model, part, work.pairs.values(), work.grid)
     return part
 
 
@@ -79,34 +79,34 @@ class _Partition:
     """Substitute layers, one after the other, in the order of the graph.
 
     Attributes:
-        made: the layers of the model, by id, each with the one in its place.
+        pairs: the layers of the model, each with its substitute, by the layer's id.
     """
 
     def __init__(self, grid: Grid, layers: Iterable[str] | None) -> None:
         self.grid = grid
-        self.made: dict[int, tuple[Any, Any]] = {}
-        self._chosen = None if layers is None else set(layers)
+        self.pairs: dict[int, tuple[Any, Any]] = {}
+        self._layer_names = None if layers is None else set(layers)
         self._cut_of: dict[int, Any] = {}
 
     def substitute(self, operation: keras.Operation) -> Substitute:
-        """Return what is called in place of a layer or operation."""
+        """Return the function that is called in place of a layer or operation."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if not isinstance(operation, keras.layers.Layer):
                 return self._whole_where_needed(lambda: operation, args, kwargs)
-            pair = self.made.get(id(operation))
+            pair = self.pairs.get(id(operation))
             layer: Any = pair[1] if pair else self._on_tiles(operation, args[0])
             if type(layer) in _ON_TILES:
-                self.made[id(operation)] = operation, layer
+                self.pairs[id(operation)] = operation, layer
                 return layer(self._cut(args[0], layer.data_format), *args[1:], **kwargs)
 
-            def fresh() -> keras.layers.Layer:
+            def make_copy() -> keras.layers.Layer:
                 if pair is None:
-                    self.made[id(operation)] = operation, self._copy(operation, args)
-                return self.made[id(operation)][1]
+                    self.pairs[id(operation)] = operation, self._copy(operation, args)
+                return self.pairs[id(operation)][1]
 
             has_windows = type(operation) in _KINDS
-            return self._whole_where_needed(fresh, args, kwargs, has_windows)
+            return self._whole_where_needed(make_copy, args, kwargs, has_windows)
 
         return call
 
@@ -124,21 +124,23 @@ class _Partition:
         Raises:
             ValueError: there are some.
         """
-        on_tiles = {layer.name for layer, other in self.made.values() if type(other) in _ON_TILES}
-        missing = (self._chosen or set()) - on_tiles
-        if missing:
+        on_tiles = {layer.name for layer, other in self.pairs.values() if type(other) in _ON_TILES}
+        names = (self._layer_names or set()) - on_tiles
+        if names:
             raise ValueError(
                 "`layers` must be names of convolutions, local connections and poolings whose "
                 f"input and output have a pixel for each of the {self.grid.tiles[0]} x "
-                f"{self.grid.tiles[1]} tiles. Received: {', '.join(sorted(missing))}"
+                f"{self.grid.tiles[1]} tiles. Received: {', '.join(sorted(names))}"
             )
 
     def _on_tiles(
         self, operation: keras.layers.Layer, x: keras.KerasTensor
     ) -> keras.layers.Layer | None:
-        """Return the layer on tiles that computes the same; None if it is not to be one."""
+        """Return the layer on tiles that computes the same; None if it stays whole."""
         kind = _KINDS.get(type(operation))
-        if kind is None or (self._chosen is not None and operation.name not in self._chosen):
+        if kind is None or (
+            self._layer_names is not None and operation.name not in self._layer_names
+        ):
             return None
         config = operation.get_config()
         config.pop("quantization_config", None)
@@ -151,10 +153,10 @@ class _Partition:
         return layer if Reach.of(before, *layer.windows()).result.is_cut else None
 
     def _copy(self, operation: keras.layers.Layer, args: tuple[Any, ...]) -> keras.layers.Layer:
-        """Return a layer that computes what `operation` does."""
+        """Return a layer that computes the same as `operation`."""
         kind = type(operation)
-        several = self.grid.data > 1 or _is_tile(args)
-        if kind is keras.layers.BatchNormalization and several:
+        is_shared = self.grid.data > 1 or _is_tile(args)
+        if kind is keras.layers.BatchNormalization and is_shared:
             kind = SyncBatchNormalization
         return kind.from_config(operation.get_config())
 
@@ -169,7 +171,7 @@ class _Partition:
         if plane_of(x) is not None:
             return x
         if id(x) not in self._cut_of:
-            # Both are kept: the id of a tensor that is gone may be another's.
+            # Keeps the tensor, too: another one may get the id of a deleted tensor.
             self._cut_of[id(x)] = x, CutPlane(data_format=data_format, grid=self.grid)(x)
         return self._cut_of[id(x)][1]
 
@@ -178,10 +180,10 @@ class _Partition:
         make: Callable[[], Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        needed: bool = False,
+        has_windows: bool = False,
     ) -> Any:
-        """Call a layer on tiles if it can work on them, or else on the whole of its inputs."""
-        if not needed:
+        """Call a layer on tiles if it can work on them, otherwise on whole inputs."""
+        if not has_windows:
             try:
                 outputs = make()(*args, **kwargs)
                 for output in keras.tree.flatten(outputs):

@@ -2,8 +2,8 @@
 
 Krizhevsky, Sutskever and Hinton, "ImageNet classification with deep convolutional neural networks"
 (2012), put half of the kernels of each layer on each of two GPUs and let the GPUs communicate only
-in certain layers. Here a layer of F kernels on a grid of M parts holds F/M of them. `reads` says
-what they read:
+in certain layers. Here a layer of F kernels on a grid of M parts holds F/M of them. `reads` names
+their input:
 
     reads="own"        the channels of this rank's kernels in the previous layer. Nothing is sent.
                        With M parts the whole layer is a convolution of M groups
@@ -14,7 +14,7 @@ what they read:
                        of them (Krizhevsky, "One weird trick for parallelizing convolutional neural
                        networks", 2014)
 
-`writes` says what they write: their own channels, or, if the kernels are cut along their inputs
+`writes` names their output: their own channels, or, if the kernels are cut along their inputs
 (`writes="addend"`), one addend of all channels, which `Sum` completes.
 
 `ringar.parallel.exchange` describes the communication.
@@ -57,25 +57,25 @@ class _Split(SavesPart):
     def _set_split(
         self, kernels: int, reads: str, writes: str, groups: int | None, grid: Grid
     ) -> None:
-        for name, value, allowed in (("reads", reads, READS), ("writes", writes, WRITES)):
-            if value not in allowed:
-                texts = ", ".join(f'"{choice}"' for choice in allowed)
+        for name, value, choices in (("reads", reads, READS), ("writes", writes, WRITES)):
+            if value not in choices:
+                texts = ", ".join(f'"{choice}"' for choice in choices)
                 raise ValueError(f"`{name}` must be one of {texts}. Received: {name}={value!r}")
         if writes == "addend" and reads != "own":
             raise ValueError(
                 '`writes="addend"` must go with reads="own": kernels that are cut along their '
-                f"inputs read the own ones. Received: reads={reads!r}"
+                f"inputs read this rank's channels. Received: reads={reads!r}"
             )
         activation = getattr(self, "activation", None)
         if writes == "addend" and activation is not keras.activations.linear:
             raise ValueError(
-                '`activation` must be None with writes="addend", and come behind the Sum. '
+                '`activation` must be None with writes="addend"; put it behind the Sum. '
                 f"Received: activation={keras.activations.serialize(activation)!r}"
             )
         if activation in lineage.MIXING_ACTIVATIONS and grid.model > 1:
             raise ValueError(
-                "`activation` must treat each channel by itself, and come behind the Gather "
-                f"otherwise. Received: activation={keras.activations.serialize(activation)!r}"
+                "`activation` must treat each channel by itself; put another one behind the "
+                f"Gather. Received: activation={keras.activations.serialize(activation)!r}"
             )
         self.reads, self.writes, self.grid = reads, writes, grid
         self.digest: Digest | None = None
@@ -98,43 +98,42 @@ class _Split(SavesPart):
         """Set the number of groups of the whole layer and of this rank's part."""
         parts = self.grid.model
         if self.writes == "addend":
-            whole = 1
+            count = 1
             if groups not in (None, 1):
                 raise ValueError(
                     f'`groups` must be 1 with writes="addend". Received: groups={groups}'
                 )
         else:
-            whole = groups or (parts if self.reads == "own" else 1)
-        if self.reads == "own" and self.writes == "own" and whole % parts:
+            count = groups or (parts if self.reads == "own" else 1)
+        if self.reads == "own" and self.writes == "own" and count % parts:
             raise ValueError(
                 '`groups` must be divisible by the number of parts with reads="own". '
-                f"Received: groups={whole}, model={parts}"
+                f"Received: groups={count}, model={parts}"
             )
-        if whole % parts and parts % whole:
+        if count % parts and parts % count:
             raise ValueError(
                 "`groups` must divide the number of parts, or be divisible by it. "
-                f"Received: groups={whole}, model={parts}"
+                f"Received: groups={count}, model={parts}"
             )
-        if kernels % whole:
+        if kernels % count:
             raise ValueError(
                 "The number of kernels must be divisible by `groups`. "
-                f"Received: {kernels} kernels, groups={whole}"
+                f"Received: {kernels} kernels, groups={count}"
             )
-        self.whole_groups = whole
-        self.local_groups = 1 if self.writes == "addend" else max(1, whole // parts)
+        self.whole_groups = count
+        self.local_groups = 1 if self.writes == "addend" else max(1, count // parts)
 
     def _whole_channels(self, channels: int) -> int:
         """Return the number of channels that the whole layer reads, if this rank has `channels`."""
         return channels * (self.grid.model if self.reads in ("own", "all") else 1)
 
     def _channels_read(self) -> slice:
-        """Return which of the channels after the exchange this rank's kernels read."""
+        """Return the channels that this rank's kernels read, of those after the exchange."""
         if self.reads == "own" or self.whole_groups == 1:
             return slice(None)
-        whole = self._whole_channels(self._input_channels)
-        count = whole // self.whole_groups * self.local_groups
-        start = self.grid.part * self.whole_groups // self.grid.model * (whole // self.whole_groups)
-        return slice(start, start + count)
+        group_size = self._whole_channels(self._input_channels) // self.whole_groups
+        start = self.grid.part * self.whole_groups // self.grid.model * group_size
+        return slice(start, start + group_size * self.local_groups)
 
     def _build_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Return the shape of the kernels' input."""
@@ -144,14 +143,15 @@ class _Split(SavesPart):
         if channels is None:
             raise ValueError(f"The number of channels must be known. Received: shape {input_shape}")
         self._input_channels = channels
-        whole = self._whole_channels(self._input_channels)
-        if whole % self.whole_groups:
+        total = self._whole_channels(channels)
+        if total % self.whole_groups:
             raise ValueError(
                 "The number of channels must be divisible by `groups`. "
-                f"Received: {whole} channels, groups={self.whole_groups}"
+                f"Received: {total} channels, groups={self.whole_groups}"
             )
-        here = self._input_channels if self.reads == "own" else whole
-        shape[self.channel_axis] = len(range(here)[self._channels_read()])
+        if self.reads != "own":
+            channels = total
+        shape[self.channel_axis] = len(range(channels)[self._channels_read()])
         if self.reads == "whole":
             self.digest = Digest()
         return tuple(shape)
@@ -159,7 +159,7 @@ class _Split(SavesPart):
     def build(self, input_shape: Sequence[int | None]) -> None:
         """Make this rank's kernels."""
         super().build(self._build_shape(input_shape))  # type: ignore[misc]
-        self.input_spec = None  # Keras' is for the input of the kernels, after the exchange
+        self.input_spec = None  # Keras' spec is that of the kernels' input, after the exchange
 
     def get_config(self) -> dict[str, object]:
         """Return the config of the whole layer, without the grid."""
@@ -193,7 +193,7 @@ class _Split(SavesPart):
         elif self.reads == "whole" and self.grid.model > 1:
             if self.digest is not None and self._reads_model_input:
                 self.digest.take(x)
-            x = exchange.whole(x, self.grid, f"{self.label}/whole")
+            x = exchange.replica(x, self.grid, f"{self.label}/whole")
         channels = self._channels_read()
         if channels != slice(None):
             x = x[:, channels] if self.channel_axis == 1 else x[..., channels]
@@ -203,13 +203,11 @@ class _Split(SavesPart):
         """Return this part's share of the bias of an addend: the shares add up to the bias."""
         if self.writes != "addend" or self.grid.model == 1:
             return bias
-        parts = self.grid.model
-
-        @tf.custom_gradient
-        def share(value: tf.Tensor) -> tuple[tf.Tensor, exchange.Backward]:
-            return value / tf.cast(parts, value.dtype), lambda upstream: upstream
-
-        return share(tf.convert_to_tensor(bias))
+        return exchange.with_gradient(
+            tf.convert_to_tensor(bias),
+            lambda value: value / tf.cast(self.grid.model, value.dtype),
+            lambda upstream: upstream,
+        )
 
     _reads_model_input = False
 
@@ -254,8 +252,8 @@ class SplitConv2D(_Split, GroupedConv2D):
         filters: the number of kernels of the whole layer, which the number of parts divides.
         kernel_size: as for `Conv2D`.
         reads: "own", the channels of this rank's kernels in the previous layer; "all", the channels
-            of all parts; "whole", an input that every rank has whole; "examples", the same, where
-            ranks have different examples: those of all ranks are gathered.
+            of all parts; "whole", an input that every rank has whole; "examples", an input that
+            every rank has whole, but for different examples: those of all ranks are gathered.
         writes: "own", or "addend" for kernels that are cut along their inputs.
         groups: the groups of the whole layer; by default the number of parts with `reads="own"`,
             else 1.
@@ -307,12 +305,9 @@ class SplitDense(_Split, GroupedDense):
 
     Args:
         units: the number of units of the whole layer, which the number of parts divides.
-        reads: "own", the channels of this rank's kernels in the previous layer; "all", the channels
-            of all parts; "whole", an input that every rank has whole; "examples", the same, where
-            ranks have different examples: those of all ranks are gathered.
-        writes: "own", or "addend" for kernels that are cut along their inputs.
-        groups: the groups of the whole layer; by default the number of parts with `reads="own"`,
-            else 1.
+        reads: as for `ringar.layers.SplitConv2D`.
+        writes: as for `ringar.layers.SplitConv2D`.
+        groups: as for `ringar.layers.SplitConv2D`.
         grid: the grid; by default the current one.
         **kwargs: as for `Dense`.
 

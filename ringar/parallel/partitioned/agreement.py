@@ -32,10 +32,10 @@ class _Description:
     name: str
     kind: str
     settings: dict[str, str]
-    others: tuple[int | None, ...]
-    """The sizes of the input but for examples, rows and columns."""
+    sizes: tuple[int | None, ...]
+    """The sizes of the input, without examples, rows and columns."""
     tile: tuple[int | None, ...]
-    """Its rows and columns; nothing if the input has not 4 dimensions."""
+    """Its rows and columns; empty if the input does not have 4 dimensions."""
 
 
 def agree(
@@ -52,8 +52,8 @@ def agree(
         channel_axis: 3 or 1.
 
     Raises:
-        ValueError: on all ranks, if they have made different layers, have no images, do not know
-            their rows and columns, or if a model group has other ones.
+        ValueError: on all ranks, if they have made different layers, if an input is no images or
+            has unknown rows or columns, or if these differ between model groups.
     """
     description = _description(layer, grid, input_shape, channel_axis)
     ranks = [description]
@@ -63,14 +63,14 @@ def agree(
         if not layout.tile:
             raise ValueError(
                 f"The input of {layout.kind} {ranks[0].name} must be images, of 4 dimensions. "
-                f"Received: shape (examples, {', '.join(map(str, layout.others))}) on rank {rank}"
+                f"Received: shape (examples, {', '.join(map(str, layout.sizes))}) on rank {rank}"
             )
     compare(
         [
             {
                 "class": layout.kind,
                 "settings": layout.settings,
-                "channels": layout.others,
+                "channels": layout.sizes,
             }
             for layout in ranks
         ],
@@ -101,7 +101,7 @@ def plane_of_tiles(
     """Return the plane that tiles of these sizes make.
 
     Raises:
-        ValueError: they are not dealt out evenly.
+        ValueError: the rows and columns are not dealt out evenly.
     """
     _, columns = grid.tiles
     height = sum(rows for rows, _ in tiles[::columns])
@@ -122,9 +122,9 @@ def check_tiles(layer: keras.layers.Layer, plane: Plane, tiles: Sequence[tuple[i
         if tile != (box.rows.size, box.columns.size):
             raise ValueError(
                 f"The input of {describe(layer)} must be tiles of a plane of {plane}, the first "
-                f"ones larger where a rest is left: {box.rows.size} x {box.columns.size} for part "
-                f"{part}. Received: {tile[0]} x {tile[1]}. ringar.parallel.tile(images, grid) cuts "
-                "arrays so, ringar.layers.CutPlane() whole images."
+                f"ones larger if there is a remainder: {box.rows.size} x {box.columns.size} for "
+                f"part {part}. Received: {tile[0]} x {tile[1]}. ringar.parallel.tile(images, grid) "
+                "cuts arrays so, ringar.layers.CutPlane() whole images."
             )
 
 

@@ -137,11 +137,11 @@ class PartitionedLocallyConnected2D(_Convolution, SavesPart, LocallyConnected2D)
         return self.reach.result.height, self.reach.result.width
 
     def padded(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Return what this rank's outputs read, with zeros outside the plane."""
+        """Return the pixels that this rank's outputs read, with zeros outside the plane."""
         return self.extended(inputs)
 
     def weight(self, variable: keras.Variable) -> tf.Tensor:
-        """Return a weight that is cut; `halo` tells of its gradient."""
+        """Return a weight that is cut; `halo` explains the factor of its gradient."""
         value = tf.cast(tf.convert_to_tensor(variable), self.compute_dtype)
         return scale_gradient(value, 1 / self.grid.model)
 

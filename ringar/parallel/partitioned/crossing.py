@@ -6,7 +6,7 @@ column, and all-gathers have uneven parts.
     function   forward                      backward
     cut        nothing                      all-gather, (M-1) K; gradients divided by M
     gather     all-gather, (M-1) K          nothing: a rank takes its tile; gradients times M
-    own        nothing                      nothing: gradients times M
+    part       nothing                      nothing: gradients times M
     mean       allreduce of B C numbers     nothing; gradients times M
     maximum    all-gather of 2 B C numbers  nothing; gradients times M
 
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from ringar.collectives import allgather
 from ringar.parallel import exchange
-from ringar.parallel.exchange import Backward, scale_gradient
+from ringar.parallel.exchange import Backward, scale_gradient, with_gradient
 from ringar.parallel.partitioned.pieces import Pieces, checked
 from ringar.sharding.planes import Plane
 
@@ -30,15 +30,11 @@ def cut(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
     if parts == 1:
         return x
 
-    @tf.custom_gradient
-    def take(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
-        def backward(upstream: tf.Tensor) -> tf.Tensor:
-            gradient = _gathered(upstream, plane, f"{name}/gradient")
-            return gradient / tf.cast(parts, gradient.dtype)
+    def backward(upstream: tf.Tensor) -> tf.Tensor:
+        gradient = _gathered(upstream, plane, f"{name}/gradient")
+        return gradient / tf.cast(parts, gradient.dtype)
 
-        return Pieces(x, plane).cut(x, plane.local_tile), backward
-
-    return take(x)
+    return with_gradient(x, lambda x: Pieces(x, plane).cut(x, plane.local_tile), backward)
 
 
 def gather(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
@@ -47,18 +43,14 @@ def gather(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
     if parts == 1:
         return x
 
-    @tf.custom_gradient
-    def join(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
-        def backward(upstream: tf.Tensor) -> tf.Tensor:
-            gradient = Pieces(upstream, plane).cut(upstream, plane.local_tile)
-            return gradient * tf.cast(parts, gradient.dtype)
+    def backward(upstream: tf.Tensor) -> tf.Tensor:
+        gradient = Pieces(upstream, plane).cut(upstream, plane.local_tile)
+        return gradient * tf.cast(parts, gradient.dtype)
 
-        return _gathered(x, plane, name), backward
-
-    return join(x)
+    return with_gradient(x, lambda x: _gathered(x, plane, name), backward)
 
 
-def own(x: tf.Tensor, plane: Plane) -> tf.Tensor:
+def part(x: tf.Tensor, plane: Plane) -> tf.Tensor:
     """Return this rank's tile as its part of a split."""
     return scale_gradient(x, plane.grid.model)
 
@@ -85,12 +77,12 @@ def maximum(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
         count = tf.reduce_sum(tf.cast(x == maximum, x.dtype), plane.axes, keepdims=True)
         rows = allgather(tf.stack([maximum, count])[None], name=name, process_set=grid.model_set)
         greatest = tf.reduce_max(rows[:, 0], 0)
-        have_it = tf.where(rows[:, 0] == greatest, rows[:, 1], tf.zeros([], x.dtype))
-        total = tf.reduce_sum(have_it, 0)
+        counts = tf.where(rows[:, 0] == greatest, rows[:, 1], tf.zeros([], x.dtype))
+        total = tf.reduce_sum(counts, 0)
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
-            each = tf.reshape(upstream, tf.shape(total)) * tf.cast(grid.model, x.dtype) / total
-            return tf.where(x == greatest, each, tf.zeros([], x.dtype))
+            share = tf.reshape(upstream, tf.shape(total)) * tf.cast(grid.model, x.dtype) / total
+            return tf.where(x == greatest, share, tf.zeros([], x.dtype))
 
         return tf.squeeze(greatest, plane.axes), backward
 

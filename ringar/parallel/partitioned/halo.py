@@ -1,8 +1,8 @@
 """The halo exchange: each tile gets the pixels around it that its outputs read.
 
 Forward, one all-to-all of rows of uneven number over the model group. A rank cuts from its tile,
-for each other rank, the rectangle that this rank needs (`reach.Reach.sent`), and packs all of them
-into one vector. It receives such rectangles, and puts them around what it needs of its own tile.
+for each other rank, the rectangle that the other needs (`reach.Reach.message`), and packs all of
+them into one vector. It receives such rectangles, and puts them around its own tile.
 Backward the same rectangles of the gradient return, and a rank adds them where they came from.
 
 With B examples, C channels and numbers of k bytes, a rank sends forward
@@ -12,15 +12,15 @@ With B examples, C channels and numbers of k bytes, a rank sends forward
 bytes, and backward as much as it has received. That is the least: each pixel crosses once per rank
 that needs it, in one message, and nothing else crosses. An all-gather would send whole tiles, and
 messages from neighbor to neighbor would send corners twice and cuts that are thinner than the reach
-several times. Ranks know from the plane alone what they send and receive: sizes are not negotiated.
-Where no rank needs another's pixels, as for 1 x 1 kernels, nothing is called.
+several times. Ranks compute all sizes from the plane alone, without negotiation.
+Where no rank needs another's pixels, as for 1 x 1 kernels, there is no collective.
 
 Within planes that are cut, a rank's gradients are those of M times the loss, for M parts. The
-gradient of a weight that all ranks hold, a kernel for example, is the sum of what the tiles
-contribute, and so the average over the model group of the gradients that its ranks have. That is
-what an optimizer computes for such weights, be it those of a convolution, of a batch normalization
-or of a layer of the user's. The factor enters where planes are joined (`crossing`), and ends where
-they are cut and at weights that are cut, which read themselves through `scale_gradient`.
+gradient of a weight that all ranks hold, a kernel for example, is the sum of the tiles'
+contributions, and so the average over the model group of the gradients that its ranks have. An
+optimizer computes this average for all such weights: those of a convolution, of a batch
+normalization or of a user's layer. The factor enters where planes are joined (`crossing`). It ends
+where they are cut, and at weights that are cut, which are read through `scale_gradient`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def exchange(x: tf.Tensor, reach: Reach, name: str) -> tf.Tensor:
 
     Args:
         x: this rank's tile.
-        reach: what the tiles read.
+        reach: the pixels that the tiles read.
         name: in errors, timelines and statistics.
     """
     grid = reach.plane.grid
@@ -52,20 +52,20 @@ def exchange(x: tf.Tensor, reach: Reach, name: str) -> tf.Tensor:
     if not any(reach.pixels_sent(part) for part in parts):
         return x if overlap == tile else Pieces(x, reach.plane).cut(x, overlap.seen_from(tile))
     peers = [part for part in parts if part != me]
-    to = [reach.sent(me, part) if part in peers else _empty(tile) for part in parts]
-    come = [reach.sent(part, me) if part in peers else _empty(needs) for part in parts]
+    sends = [reach.message(me, part) if part in peers else _empty(tile) for part in parts]
+    receives = [reach.message(part, me) if part in peers else _empty(needs) for part in parts]
 
     @tf.custom_gradient
     def extend(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
         pieces = Pieces(x, reach.plane)
-        received = _trade(x, pieces, [box.seen_from(tile) for box in to], come, grid, name)
+        places = [box.seen_from(tile) for box in sends]
+        received = _trade(x, pieces, places, receives, grid, name)
         if overlap.area:
             received[me] = pieces.cut(x, overlap.seen_from(tile))
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
-            give = [box.seen_from(needs) for box in come]
-            back = _trade(upstream, pieces, give, to, grid, f"{name}/gradient")
-            places = [box.seen_from(tile) for box in to]
+            origins = [box.seen_from(needs) for box in receives]
+            back = _trade(upstream, pieces, origins, sends, grid, f"{name}/gradient")
             gradients = [(at, g) for at, g in zip(places, back, strict=True) if g is not None]
             if overlap.area:
                 gradient = pieces.cut(upstream, overlap.seen_from(needs))
@@ -90,10 +90,10 @@ def _trade(
     grid: Grid,
     name: str,
 ) -> list[tf.Tensor | None]:
-    """Send boxes of `x` and return what comes, by part; None where nothing does."""
+    """Send boxes of `x`; return the pieces received, by part; None for empty ones."""
     vector = pieces.pack([pieces.cut(x, box) for box in send if box.area])
     splits = pieces.numbers([box.area for box in send])
-    got, came = alltoall(vector, splits, name=name, process_set=grid.model_set)
-    got = checked(got, came, pieces.numbers([box.area for box in receive]))
-    arrived = iter(pieces.unpack(got, [box for box in receive if box.area]))
-    return [next(arrived) if box.area else None for box in receive]
+    vector, sizes = alltoall(vector, splits, name=name, process_set=grid.model_set)
+    vector = checked(vector, sizes, pieces.numbers([box.area for box in receive]))
+    received = iter(pieces.unpack(vector, [box for box in receive if box.area]))
+    return [next(received) if box.area else None for box in receive]

@@ -1,7 +1,7 @@
-"""What all layers on tiles have in common: the agreement when they are built, the halo when called.
+"""The bases of all layers on tiles: the agreement when they are built, the halo when called.
 
 A partitioned layer is a Keras layer with windows, a convolution or a pooling. It exchanges the
-halo, pads what lies outside the plane, and lets Keras' own operation compute with padding "valid".
+halo, adds padding outside the plane, and calls Keras' own operation with padding "valid".
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class OnPlane:
 
     def _set_grid(self, grid: Grid | None) -> None:
         self.grid = resolve(grid, type(self).__name__)
-        # All-to-alls with uneven rows are not compiled; Keras asks for `jit_compile="auto"`.
+        # All-to-alls with uneven rows are not compiled; Keras reads this for `jit_compile="auto"`.
         self.supports_jit = False
         if getattr(self, "activity_regularizer", None) is not None:
             raise ValueError(
@@ -72,13 +72,13 @@ class OnPlane:
         super().build(input_shape)  # type: ignore[misc]
 
     def get_build_config(self) -> None:
-        """Tell a file nothing: the model that is loaded builds the layer for each rank's tile.
+        """Save no config: the model that is loaded builds the layer for each rank's tile.
 
         Tiles of other ranks may have a row or column less than that of the rank that saves.
         """
 
     def _of_size(self, x: tf.Tensor, box: Box) -> tf.Tensor:
-        """Return images of the size of a box, which data without known sizes get here."""
+        """Return images of the size of a box; data of unknown size get it here."""
         sizes = (box.rows.size, box.columns.size)
         received = tuple(x.shape[axis] for axis in self.plane.axes)
         if any(
@@ -122,7 +122,7 @@ class Partitioned(OnPlane):
     """Compute with windows that reach into the tiles of other ranks: a mixin.
 
     Attributes:
-        reach: what each tile reads, once the layer is built.
+        reach: the pixels that each tile reads, once the layer is built.
     """
 
     reach: Reach
@@ -133,7 +133,7 @@ class Partitioned(OnPlane):
         raise NotImplementedError
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        """Agree on the plane and find out what the tiles need."""
+        """Agree on the plane, and compute the pixels that each tile needs."""
         self.plane = self._agree(input_shape)
         self.reach = Reach.of(self.plane, *self.windows())
         agreement.check_cut(self, self.reach.result, "an output")
@@ -145,13 +145,13 @@ class Partitioned(OnPlane):
         super(OnPlane, self).build(input_shape)  # type: ignore[misc]
 
     def extended(self, x: tf.Tensor, fill: float = 0.0) -> tf.Tensor:
-        """Return all that this rank's outputs read, with `fill` outside the plane."""
+        """Return all pixels that this rank's outputs read, with `fill` outside the plane."""
         x = self._of_size(x, self.plane.local_tile)
         x = halo.exchange(x, self.reach, f"{self.label}/halo")
         padding = [[0, 0] for _ in range(4)]
-        for axis, both in zip(self.plane.axes, self.reach.padding(self.grid.part), strict=True):
-            padding[axis] = list(both)
-        if not any(sum(both) for both in padding):
+        for axis, sides in zip(self.plane.axes, self.reach.padding(self.grid.part), strict=True):
+            padding[axis] = list(sides)
+        if not any(sum(sides) for sides in padding):
             return x
         return tf.pad(x, padding, constant_values=tf.cast(fill, x.dtype))
 
@@ -177,5 +177,6 @@ def windows_of(
     size: Sequence[int], strides: Sequence[int], padding: str, dilation: Sequence[int] = (1, 1)
 ) -> tuple[Window, Window]:
     """Return the windows of a layer with Keras' arguments."""
-    rows, columns = (Window(*each, padding) for each in zip(size, strides, dilation, strict=True))
+    sides = zip(size, strides, dilation, strict=True)
+    rows, columns = (Window(*side, padding) for side in sides)
     return rows, columns

@@ -10,8 +10,9 @@ import tensorflow as tf
 from ringar.sharding.planes import Box, Interval, Plane
 
 _OTHER_EXAMPLES = (
-    "The number of examples must be the same on every rank of a model group. Received: tiles of "
-    "other numbers than this rank has. Share the data with ringar.data.shard(dataset, grid=grid)."
+    "The number of examples must be the same on every rank of a model group. Received: tiles with "
+    "more or fewer examples than this rank has. Share the data with "
+    "ringar.data.shard(dataset, grid=grid)."
 )
 
 
@@ -26,9 +27,10 @@ class Pieces:
     def __init__(self, like: tf.Tensor, plane: Plane) -> None:
         self.rows, self.columns = plane.axes
         self._channels = plane.channel_axis
-        self._known = like.shape.as_list()
+        self._static_shape = like.shape.as_list()
         self._shape = [
-            tf.shape(like)[axis] if size is None else size for axis, size in enumerate(self._known)
+            tf.shape(like)[axis] if size is None else size
+            for axis, size in enumerate(self._static_shape)
         ]
         self.dtype = like.dtype
 
@@ -39,9 +41,9 @@ class Pieces:
         return x[tuple(index)]
 
     def numbers(self, areas: Sequence[int]) -> tf.Tensor:
-        """Return how many numbers there are in pieces of so many pixels."""
-        of_a_pixel = tf.cast(self._shape[0] * self._shape[self._channels], tf.int64)
-        return tf.constant(list(areas), tf.int64) * of_a_pixel
+        """Return the count of numbers in each of some pieces, given their areas in pixels."""
+        numbers_per_pixel = tf.cast(self._shape[0] * self._shape[self._channels], tf.int64)
+        return tf.constant(list(areas), tf.int64) * numbers_per_pixel
 
     def pack(self, pieces: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return pieces as one vector."""
@@ -54,31 +56,31 @@ class Pieces:
         if not boxes:
             return []
         vectors = tf.split(vector, self.numbers([box.area for box in boxes]), num=len(boxes))
-        return [self._shaped(each, box) for each, box in zip(vectors, boxes, strict=True)]
+        return [self._shaped(piece, box) for piece, box in zip(vectors, boxes, strict=True)]
 
     def join(self, pieces: Sequence[tf.Tensor | None], columns: int) -> tf.Tensor:
-        """Return pieces put together that lie in rows of `columns`; None where one is empty."""
+        """Put together pieces that lie in rows of `columns`; None stands for an empty one."""
         strips = [
             [piece for piece in pieces[start : start + columns] if piece is not None]
             for start in range(0, len(pieces), columns)
         ]
         return _concat([_concat(strip, self.columns) for strip in strips if strip], self.rows)
 
-    def add(self, pieces: Sequence[tuple[Box, tf.Tensor]], whole: Box) -> tf.Tensor:
-        """Return a tensor of the size of `whole`, with the sum of the pieces at their places.
+    def add(self, pieces: Sequence[tuple[Box, tf.Tensor]], frame: Box) -> tf.Tensor:
+        """Return a tensor of the size of `frame`, with the sum of the pieces at their places.
 
         Rows are cut where a piece begins or ends, so that only rows with several pieces are added.
         """
         ends = {end for box, _ in pieces for end in box.rows}
-        marks = sorted({0, whole.rows.size} | ends)
+        marks = sorted({0, frame.rows.size} | ends)
         strips = []
         for start, stop in pairwise(marks):
             addends = [
-                self._widened(piece, box, Interval(start, stop), whole.columns.size)
+                self._widened(piece, box, Interval(start, stop), frame.columns.size)
                 for box, piece in pieces
                 if box.rows.start <= start and stop <= box.rows.stop
             ]
-            zeros = Box(Interval(start, stop), Interval(0, whole.columns.size))
+            zeros = Box(Interval(start, stop), Interval(0, frame.columns.size))
             strips.append(tf.add_n(addends) if addends else self._zeros(zeros))
         return _concat(strips, self.rows)
 
@@ -91,7 +93,7 @@ class Pieces:
         return tf.pad(part, padding) if any(padding[self.columns]) else part
 
     def _shape_of(self, box: Box) -> tuple[list[int | tf.Tensor], list[int | None]]:
-        shape, static = list(self._shape), list(self._known)
+        shape, static = list(self._shape), list(self._static_shape)
         for axis, size in ((self.rows, box.rows.size), (self.columns, box.columns.size)):
             shape[axis] = static[axis] = size
         return shape, static
@@ -105,10 +107,10 @@ class Pieces:
 
 
 def checked(vector: tf.Tensor, received: tf.Tensor, expected: tf.Tensor) -> tf.Tensor:
-    """Return a vector that ranks have sent, after a comparison of how many numbers came.
+    """Return a vector that ranks have sent, after a comparison of its sizes with those expected.
 
-    The error is not that of a reshape, and ranks that have more examples and ranks that have less
-    do not make up for each other unseen.
+    A reshape would raise an error that says less, or none where ranks with more examples and ranks
+    with fewer make up for each other.
     """
     fits = tf.debugging.assert_equal(received, expected, _OTHER_EXAMPLES)
     with tf.control_dependencies([] if fits is None else [fits]):  # None: it has been compared

@@ -76,7 +76,7 @@ class PartitionedAveragePooling2D(_Pooling, keras.layers.AveragePooling2D):
     """Take means of images of which each rank has a tile, as `keras.layers.AveragePooling2D`.
 
     Each rank gets the pixels around its tile that its windows reach. Results are those of the whole
-    images; what lies outside does not count.
+    images; pixels outside the plane do not count.
 
     Args:
         pool_size: as for `AveragePooling2D`.
@@ -97,7 +97,7 @@ class PartitionedAveragePooling2D(_Pooling, keras.layers.AveragePooling2D):
         return means if self._shares is None else means / tf.cast(self._shares, means.dtype)
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        """Find out which windows are partly outside the plane."""
+        """Compute the share of each window that lies within the plane."""
         super().build(input_shape)
         box, plane = self.reach.result.local_tile, self.plane
         sides = zip(self.windows(), box, (plane.height, plane.width), strict=True)
@@ -112,6 +112,10 @@ class _GlobalPooling(OnPlane):
 
     keepdims: bool
 
+    def __init__(self, *, grid: Grid | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._set_grid(grid)
+
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Return the shape of Keras' layer."""
         examples, channels = input_shape[0], input_shape[self.image_channel_axis]
@@ -123,7 +127,7 @@ class _GlobalPooling(OnPlane):
             else (examples, channels, 1, 1)
         )
 
-    def _kept(self, pooled: tf.Tensor) -> tf.Tensor:
+    def _keep_axes(self, pooled: tf.Tensor) -> tf.Tensor:
         """Return `[examples, channels]` with the axes that Keras' layer would keep."""
         if not self.keepdims:
             return pooled
@@ -151,13 +155,9 @@ class PartitionedGlobalAveragePooling2D(_GlobalPooling, keras.layers.GlobalAvera
 
     _whole_class = keras.layers.GlobalAveragePooling2D
 
-    def __init__(self, *, grid: Grid | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._set_grid(grid)
-
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return the means."""
-        return self._kept(crossing.mean(inputs, self.plane, f"{self.label}/mean"))
+        return self._keep_axes(crossing.mean(inputs, self.plane, f"{self.label}/mean"))
 
 
 @keras.saving.register_keras_serializable(package="ringar")
@@ -165,7 +165,7 @@ class PartitionedGlobalMaxPooling2D(_GlobalPooling, keras.layers.GlobalMaxPoolin
     """Take the maximum over the tiles of all ranks, as `keras.layers.GlobalMaxPooling2D`.
 
     The plane ends here: every rank of the model group has the whole result. Each rank sends
-    2 x B x C numbers to each other, maxima and how many pixels have them.
+    2 x B x C numbers to each other: the maxima, and the numbers of pixels that have them.
 
     Args:
         grid: the grid; by default the current one. It is not saved with the model.
@@ -180,10 +180,6 @@ class PartitionedGlobalMaxPooling2D(_GlobalPooling, keras.layers.GlobalMaxPoolin
 
     _whole_class = keras.layers.GlobalMaxPooling2D
 
-    def __init__(self, *, grid: Grid | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._set_grid(grid)
-
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return the maxima."""
-        return self._kept(crossing.maximum(inputs, self.plane, f"{self.label}/maximum"))
+        return self._keep_axes(crossing.maximum(inputs, self.plane, f"{self.label}/maximum"))

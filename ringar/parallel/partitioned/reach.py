@@ -8,10 +8,10 @@ output rows a to b - 1 read
 
     [a s - p, (b - 1) s - p + e)
 
-What lies before row 0 and behind row n - 1 is padding, known without communication. The rest is
-`needed`: on its own tile a rank has some of it, and the others send it the rows of their tiles
-that are in it, be they neighbors or, where tiles are thinner than the reach, farther away. A needed
-row is sent to a rank once, whatever the number of outputs that read it.
+Rows before row 0 and behind row n - 1 are padding, known without communication. The rank needs all
+others. It has those of its own tile, and other ranks send it theirs: its neighbors and, where tiles
+are thinner than the reach, ranks farther away. A row is sent to a rank once, whatever the number of
+outputs that read it.
 
 Columns are treated alike. A tile needs the product of its rows and columns, corners included.
 """
@@ -60,12 +60,12 @@ class Window:
         return max((self.outputs(extent) - 1) * self.stride + self.reach - extent, 0) // 2
 
     def reads(self, outputs: Interval, extent: int) -> Interval:
-        """Return the rows that rows of output read, those in the padding included."""
+        """Return the rows that rows of output read, rows of padding included."""
         start = outputs.start * self.stride - self.before(extent)
         return Interval(start, start + (outputs.size - 1) * self.stride + self.reach)
 
     def taps_within(self, outputs: Interval, extent: int) -> list[int]:
-        """Return for each row of output how many of its taps are no padding."""
+        """Return for each row of output the number of its taps within the plane."""
         first = self.reads(outputs, extent).start
         rows = (
             [first + o * self.stride + tap * self.dilation for tap in range(self.taps)]
@@ -76,7 +76,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Reach:
-    """Describe what all tiles of a layer read.
+    """Describe the pixels that all tiles of a layer read.
 
     Attributes:
         plane: the plane that the layer reads.
@@ -97,7 +97,7 @@ class Reach:
         return cls(plane, dataclasses.replace(plane, height=height, width=width), rows, columns)
 
     def reads(self, part: int) -> Box:
-        """Return what the windows of a part cover, padding included."""
+        """Return the box that the windows of a part cover, padding included."""
         tile = self.result.tile(part)
         return Box(
             self.rows.reads(tile.rows, self.plane.height),
@@ -105,7 +105,7 @@ class Reach:
         )
 
     def needs(self, part: int) -> Box:
-        """Return what the windows of a part cover of the plane."""
+        """Return the pixels of the plane that the windows of a part cover."""
         return self.reads(part).meet(self.plane.bounds)
 
     def padding(self, part: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -115,11 +115,11 @@ class Reach:
         bottom, right = (read.stop - need.stop for need, read in zip(needs, reads, strict=True))
         return (top, bottom), (left, right)
 
-    def sent(self, sender: int, receiver: int) -> Box:
+    def message(self, sender: int, receiver: int) -> Box:
         """Return the part of the sender's tile that the receiver needs, in the plane."""
         return self.needs(receiver).meet(self.plane.tile(sender))
 
     def pixels_sent(self, sender: int) -> int:
-        """Return how many pixels a part sends to the others, each once per receiver."""
+        """Return the number of pixels that a part sends, each once per receiver."""
         receivers = (part for part in range(self.plane.grid.model) if part != sender)
-        return sum(self.sent(sender, receiver).area for receiver in receivers)
+        return sum(self.message(sender, receiver).area for receiver in receivers)

@@ -20,11 +20,11 @@ Images = TypeVar("Images", np.ndarray, tf.Tensor)
 
 
 def tile(images: Images, grid: Grid | None = None, *, data_format: str | None = None) -> Images:
-    """Return this rank's tile of images, for data that ranks hold cut.
+    """Return this rank's tile of images, for data of which each rank holds its tile.
 
     Args:
-        images: an array or tensor `[examples, rows, columns, channels]`, or with channels first;
-            an array that is mapped from a file is read only where the tile is.
+        images: an array or tensor `[examples, rows, columns, channels]`, or with channels first.
+            Of an array that is mapped from a file only the tile is read.
         grid: the grid; by default the current one.
         data_format: "channels_last" or "channels_first"; by default Keras' setting.
 
@@ -32,13 +32,13 @@ def tile(images: Images, grid: Grid | None = None, *, data_format: str | None = 
         A view of `images`: the rows and columns that `ringar.layers.OwnTile` expects of this rank.
 
     Raises:
-        ValueError: `images` has not 4 dimensions, or fewer rows or columns than there are tiles
-            along them.
+        ValueError: `images` does not have 4 dimensions, or has fewer rows or columns than there
+            are tiles along them.
 
     Example:
     ```python
-    whole = np.load("images.npy", mmap_mode="r")
-    model.fit(ringar.parallel.tile(whole), labels)
+    images = np.load("images.npy", mmap_mode="r")
+    model.fit(ringar.parallel.tile(images), labels)
     ```
     """
     grid = resolve(grid, "ringar.parallel.tile")
@@ -132,7 +132,7 @@ class CutPlane(_Way):
     def compute_output_spec(
         self, inputs: keras.KerasTensor, *args: Any, **kwargs: Any
     ) -> keras.KerasTensor:
-        """Find out whether this layer reads the model's input, if the model has a graph."""
+        """Check the input, and note whether it is the model's, if the model has a graph."""
         has_graph = getattr(inputs, "_keras_history", None) is not None
         if has_graph and lineage.split_axis(inputs) is not None:
             raise ValueError(
@@ -258,8 +258,8 @@ class FlattenPlane(_Way):
     """End a plane, and begin a split: each rank's tile becomes its channels for `SplitDense`.
 
     Nothing is sent. `SplitDense(units, reads="own", writes="addend")` behind it holds the weights
-    of this rank's tile alone, and `Sum` adds up what the ranks have: a dense layer that reads the
-    whole plane, of which no rank has more than its tile. `reads="all"` gathers all tiles instead.
+    of this rank's tile alone, and `Sum` adds up the ranks' outputs: a dense layer that reads the
+    whole plane, although each rank has only its tile. `reads="all"` gathers all tiles instead.
 
     The parts of a split are equal, and in the order of one process' `Flatten`. So the plane must be
     cut into strips, with channels last, and the number of strips divide its rows; otherwise use
@@ -292,7 +292,7 @@ class FlattenPlane(_Way):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return this rank's numbers."""
-        tile = crossing.own(inputs, self.plane)
+        tile = crossing.part(inputs, self.plane)
         return tf.reshape(tile, [tf.shape(tile)[0], self.compute_output_shape(tile.shape)[1]])
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:

@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline agree on before they train: the grid, the cuts, the synthesizers."""
+"""The agreement of a pipeline's ranks before they train: grid, cuts and synthesizers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ringar.sharding.grid import Grid
 
 @dataclass(frozen=True)
 class Layout:
-    """Hold what the ranks of a pipeline have agreed on, and this rank's module.
+    """Hold the agreement of a pipeline's ranks, and this rank's module.
 
     Attributes:
         grid: the grid of modules and replicas.
@@ -135,7 +135,7 @@ def synthesizers_for(
     """Return the synthesizers of this module; None for other schedules. Collective.
 
     Raises:
-        ValueError: on every rank, if an argument or a synthesizer of one does not fit.
+        ValueError: on every rank, if an argument or a synthesizer of any of them does not fit.
     """
     if schedule != SYNTHETIC:
         plan.refuse_if_given(schedule)

@@ -19,7 +19,7 @@ import tensorflow as tf
 from ringar.parallel.pipeline.cut import Graph
 
 _REPEATS = 3
-_EMPTY_CALLS = 30  # they are short, and their time is taken off every operation's
+_EMPTY_CALLS = 30  # short ones, whose time is subtracted from that of each operation
 _LIKE = 0.01
 
 
@@ -93,11 +93,11 @@ def _random(tensor: keras.KerasTensor, batch_size: int) -> tf.Tensor:
     return tf.zeros(shape, tensor.dtype)
 
 
-def _seconds(node: Any, tensors: dict[int, tf.Tensor], given: set[int]) -> float:
-    """Time a node, and add its outputs to `tensors`; `given` are the ids of the model's inputs."""
-    needed = {id(tensor): tensors[id(tensor)] for tensor in node.input_tensors}
+def _seconds(node: Any, tensors: dict[int, tf.Tensor], model_inputs: set[int]) -> float:
+    """Time a node, and add its outputs to `tensors`; the model's inputs are given by their ids."""
+    sources = {id(tensor): tensors[id(tensor)] for tensor in node.input_tensors}
     weights = [v.value for v in getattr(node.operation, "trainable_variables", ())]
-    kept = [(v, v.numpy()) for v in getattr(node.operation, "variables", ()) if not v.trainable]
+    snapshot = [(v, v.numpy()) for v in getattr(node.operation, "variables", ()) if not v.trainable]
     training = {"training": True} if getattr(node.operation, "_call_has_training_arg", 0) else {}
 
     def forward(inputs: dict[int, Any]) -> list[Any]:
@@ -105,9 +105,9 @@ def _seconds(node: Any, tensors: dict[int, tf.Tensor], given: set[int]) -> float
         return keras.tree.flatten(node.operation(*args, **{**kwargs, **training}))
 
     @tf.function
-    def both(values: list[Any]) -> list[Any]:
-        inputs = dict(zip(needed, values, strict=True))
-        floats = [x for name, x in inputs.items() if x.dtype.is_floating and name not in given]
+    def forward_and_backward(values: list[Any]) -> list[Any]:
+        inputs = dict(zip(sources, values, strict=True))
+        floats = [x for i, x in inputs.items() if x.dtype.is_floating and i not in model_inputs]
         with tf.GradientTape() as tape:
             tape.watch(floats)
             outputs = [o for o in forward(inputs) if o.dtype.is_floating]
@@ -118,9 +118,9 @@ def _seconds(node: Any, tensors: dict[int, tf.Tensor], given: set[int]) -> float
         parts = [tf.reduce_max(tf.cast(result, tf.float32)) for result in results or outputs]
         return [tf.add_n(parts)] if parts else []
 
-    seconds = _timed(both, list(needed.values()), _REPEATS)
-    tensors.update(zip(map(id, node.outputs), forward(needed), strict=True))
-    for variable, value in kept:  # moving averages and seeds
+    seconds = _timed(forward_and_backward, list(sources.values()), _REPEATS)
+    tensors.update(zip(map(id, node.outputs), forward(sources), strict=True))
+    for variable, value in snapshot:  # moving averages and seeds
         variable.assign(value)
     return seconds
 
@@ -128,7 +128,7 @@ def _seconds(node: Any, tensors: dict[int, tf.Tensor], given: set[int]) -> float
 def _timed(
     function: Callable[[list[tf.Tensor]], list[tf.Tensor]], values: list[tf.Tensor], repeats: int
 ) -> float:
-    """Return the least time of a call, which others on the machine disturb least."""
+    """Return the least time of a call, the one that other programs disturb least."""
     function(values)
     times = []
     for _ in range(repeats):

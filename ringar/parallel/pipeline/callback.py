@@ -22,7 +22,7 @@ from ringar.sharding.grid import Grid
 _RATES = Call("allgather", name="learning rates")
 
 
-def named(
+def bind_arguments(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments by name, without a progress bar on ranks other than 0."""
@@ -31,7 +31,7 @@ def named(
     return arguments if place.rank() == 0 else {**arguments, "verbose": 0}
 
 
-def aligned(callbacks: Any, grid: Grid) -> list[Any]:
+def add_alignment(callbacks: Any, grid: Grid) -> list[Any]:
     """Return the callbacks of `fit`, with `Alignment` and `Agreement` added.
 
     Args:
@@ -93,7 +93,7 @@ class Alignment(keras.callbacks.Callback):
             },
             caller="ringar.parallel.Pipelined",
             remedy="Give the ranks of a model group the same data, and all groups equally much "
-            "(ringar.data.shard); compile alike on all ranks; save on all, of which rank 0 writes.",
+            "(ringar.data.shard); compile alike on all ranks; save on all ranks, rank 0 writes.",
         )
         if self.grid.data > 1:
             broadcast_model(self.model, self.grid.part, self.grid.data_set)
@@ -120,7 +120,7 @@ class Agreement(keras.callbacks.Callback):
         grid: the grid of modules and replicas.
 
     Raises:
-        MismatchError: in `fit`, on every rank, if replicas of a module have other learning rates.
+        MismatchError: in `fit`, on every rank, if the learning rates of a module's replicas differ.
     """
 
     def __init__(self, grid: Grid) -> None:

@@ -1,4 +1,4 @@
-"""Checks of models and arguments that cannot be trained in modules."""
+"""Checks for models and arguments that do not support modules."""
 
 from __future__ import annotations
 

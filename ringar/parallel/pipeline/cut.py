@@ -77,7 +77,7 @@ class Graph:
         names = [node.operation.name for node in self.nodes]
         if layer not in names[:-1]:
             raise ValueError(
-                "`cuts` must be names of layers of the model that others follow. "
+                "`cuts` must be names of layers of the model, but not of the last one. "
                 f"Received: {layer!r}; the layers are {', '.join(dict.fromkeys(names[:-1]))}"
             )
         place = len(names) - names[::-1].index(layer)
@@ -133,23 +133,23 @@ def network(graph: Graph, cuts: Sequence[int], module: int) -> Network:
     ends = [0, *cuts, len(graph.nodes)]
     first, last = ends[module], ends[module + 1]
     nodes = graph.nodes[first:last]
-    received = graph.crossing(first)
-    sent = graph.crossing(last) if last < len(graph.nodes) else []
-    used = {id(tensor) for node in nodes for tensor in node.input_tensors}
-    used |= {id(tensor) for tensor in graph.model.outputs if not sent}
-    reads = [i for i, tensor in enumerate(graph.model.inputs) if id(tensor) in used]
-    from_outside = [*(graph.model.inputs[i] for i in reads), *received]
+    receives = graph.crossing(first)
+    sends = graph.crossing(last) if last < len(graph.nodes) else []
+    tensor_ids = {id(tensor) for node in nodes for tensor in node.input_tensors}
+    tensor_ids |= {id(tensor) for tensor in graph.model.outputs if not sends}
+    reads = [i for i, tensor in enumerate(graph.model.inputs) if id(tensor) in tensor_ids]
+    from_outside = [*(graph.model.inputs[i] for i in reads), *receives]
     inputs = [keras.Input(batch_shape=t.shape, dtype=t.dtype) for t in from_outside]
     tensors = dict(zip(map(id, from_outside), inputs, strict=True))
     for node in nodes:
         args, kwargs = node.arguments.fill_in(tensors)
         outputs = keras.tree.flatten(node.operation(*args, **kwargs))
         tensors.update(zip(map(id, node.outputs), outputs, strict=True))
-    outputs = [tensors[id(t)] for t in (sent or graph.model.outputs)]
-    if not sent:
+    outputs = [tensors[id(t)] for t in (sends or graph.model.outputs)]
+    if not sends:
         outputs = keras.tree.pack_sequence_as(graph.model.output, outputs)
     name = f"{graph.model.name}_module_{module}"
-    return Network(keras.Model(inputs, outputs, name=name), reads, _specs(received), _specs(sent))
+    return Network(keras.Model(inputs, outputs, name=name), reads, _specs(receives), _specs(sends))
 
 
 def describe(model: keras.Model) -> list[str]:

@@ -25,16 +25,16 @@ from ringar.parallel.pipeline.synthesizers import (
 )
 
 TRUE, ZERO = "true", "zero"
-"""In place of a synthesizer: the true gradient, which is waited for, and none at all."""
+"""Words in place of a synthesizer: wait for the true gradient, or use no gradient at all."""
 
 Choice: TypeAlias = "str | keras.Model | Sequence[keras.Model] | Builder"
-"""A synthesizer, one per cut, or what makes one."""
+"""A synthesizer, one per cut, or a function that makes one."""
 
 
 _KINDS = "a Keras model, one per cut, or a function that makes one"
 _WORDS = f'"{TRUE}" or "{ZERO}"'
 _BOTH = True, False
-_ROWS = 64  # examples, on which a module is tried without numbers
+_ROWS = 64  # examples of the symbolic batch for which the shapes of a module are computed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Decoupling:
         return self.synthesizer if isinstance(self.synthesizer, str) else "synthetic"
 
     def describe(self) -> dict[str, Any]:
-        """Return what all ranks must have in common."""
+        """Return the settings that all ranks must have in common."""
         return {
             "synthesizer": _described(self.synthesizer),
             "conditioned": self.conditioned,
@@ -132,14 +132,16 @@ class Synthesizers:
         self.labels = Labels(graph.model) if plan.conditioned else None
         self.gradient: keras.Model | None = None
         self.inputs: keras.Model | None = None
-        self.sent = [spec for spec in network.sends if spec.dtype.is_floating]
-        self.received = network.receives
+        self.sent_specs = [spec for spec in network.sends if spec.dtype.is_floating]
+        self.received_specs = network.receives
         if module < modules - 1 and plan.kind == "synthetic":
-            seen = [*self.sent, *(self.labels.specs if self.labels else ())]
+            specs = [*self.sent_specs, *(self.labels.specs if self.labels else ())]
             make = plan.synthesizer if plan.synthesizer is not None else Synthesizer()
-            self.gradient = _made(make, seen, self.sent, module, modules, "after")
+            self.gradient = _make_synthesizer(
+                make, specs, self.sent_specs, module, modules, "after"
+            )
         if module > 0 and plan.synthetic_inputs:
-            for spec in self.received:
+            for spec in self.received_specs:
                 if not spec.dtype.is_floating:
                     raise ValueError(
                         "`synthetic_inputs` needs floating tensors at the cuts: whole numbers "
@@ -150,8 +152,10 @@ class Synthesizers:
                 inputs = Synthesizer().for_inputs
             elif isinstance(inputs, Synthesizer):
                 inputs = inputs.for_inputs
-            seen = [tf.TensorSpec(t.shape, t.dtype) for t in graph.model.inputs]
-            self.inputs = _made(inputs, seen, self.received, module - 1, modules, "before")
+            specs = [tf.TensorSpec(t.shape, t.dtype) for t in graph.model.inputs]
+            self.inputs = _make_synthesizer(
+                inputs, specs, self.received_specs, module - 1, modules, "before"
+            )
 
     def check_labels(self, y: Any) -> None:
         """Raise a ValueError for targets that conditioned synthesizers cannot see."""
@@ -162,22 +166,23 @@ class Synthesizers:
         self, compiled: Callable[[Any], Any]
     ) -> tuple[Predictor | None, Predictor | None]:
         """Return the synthesizers in use: of gradients and of inputs."""
-        gradient = inputs = None
-        if self.gradient is not None:
+
+        def predictor(
+            model: keras.Model | None, specs: list[tf.TensorSpec], is_mean: bool
+        ) -> Predictor | None:
+            if model is None:
+                return None
             optimizer = copy_of(self.plan.optimizer)
-            gradient = Predictor(
-                self.gradient, optimizer, self.sent, is_mean=True, compiled=compiled
-            )
-        if self.inputs is not None:
-            optimizer = copy_of(self.plan.optimizer)
-            inputs = Predictor(
-                self.inputs, optimizer, self.received, is_mean=False, compiled=compiled
-            )
-        return gradient, inputs
+            return Predictor(model, optimizer, specs, is_mean=is_mean, compiled=compiled)
+
+        return (
+            predictor(self.gradient, self.sent_specs, is_mean=True),
+            predictor(self.inputs, self.received_specs, is_mean=False),
+        )
 
 
 def _check_sent(network: Network) -> None:
-    """Raise a ValueError for tensors without a row of known size per example: mailboxes have those.
+    """Raise a ValueError for tensors without the rows of known size that mailboxes need.
 
     Args:
         network: the network of the module that sends them.
@@ -221,24 +226,24 @@ def _names_kept() -> Iterator[None]:
 
 
 @_names_kept()
-def _made(
-    given: Any,
+def _make_synthesizer(
+    choice: Any,
     inputs: Sequence[tf.TensorSpec],
     outputs: Sequence[tf.TensorSpec],
     cut: int,
     modules: int,
     side: str,
 ) -> keras.Model:
-    if isinstance(given, list | tuple):
-        if len(given) != modules - 1:
+    if isinstance(choice, list | tuple):
+        if len(choice) != modules - 1:
             raise ValueError(
                 f"There must be a synthesizer for each of {modules - 1} cuts. "
-                f"Received: {len(given)}"
+                f"Received: {len(choice)}"
             )
-        given = given[cut]
-    if not isinstance(given, keras.Model):
-        given = given(list(inputs), list(outputs))
-    return fitting(given, inputs, outputs, f"{side} cut {cut}")
+        choice = choice[cut]
+    if not isinstance(choice, keras.Model):
+        choice = choice(list(inputs), list(outputs))
+    return fitting(choice, inputs, outputs, f"{side} cut {cut}")
 
 
 def _settings(optimizer: str | keras.optimizers.Optimizer) -> dict[str, Any]:
@@ -254,12 +259,12 @@ def _settings(optimizer: str | keras.optimizers.Optimizer) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """Return the numbers of an array; of other objects the type, for `repr` has an address."""
+    """Return the numbers of an array, or the type of another object, whose `repr` may differ."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else type(value).__name__
 
 
 def _described(value: Any) -> Any:
-    """Return what can be compared between ranks: not the functions and models themselves."""
+    """Return a description that can be compared between ranks, unlike functions and models."""
     if value is None or isinstance(value, str | bool | Synthesizer):
         return value
     if isinstance(value, list | tuple):

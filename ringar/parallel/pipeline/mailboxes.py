@@ -12,7 +12,7 @@ when its last message has been read.
 
 The lower module touches only its own memory. So it goes on while the upper module is slow, stopped
 or far away, until `ahead` batches have no gradient yet. The upper module comes to fetch activations
-and to bring gradients. Headers and counts are a chunk of the window each, seen whole or not at all.
+and to bring gradients. Each header or count is a chunk of the window, seen whole or not at all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Arrays = list[np.ndarray]
 
 
 class Activation(NamedTuple):
-    """Hold what a module has sent forward for one batch.
+    """Hold a module's message forward for one batch.
 
     Attributes:
         number: the number of the batch, from 0.
@@ -55,7 +55,7 @@ class Activation(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """Hold what a module has sent back for one batch.
+    """Hold a module's message back for one batch.
 
     Attributes:
         number: the number of the batch, from 0.
@@ -70,7 +70,7 @@ class Gradient(NamedTuple):
 
 
 class Layout:
-    """Know where the tensors of a message lie in a slot.
+    """Place the tensors of a message in a slot.
 
     Args:
         specs: the tensors, of known size per example.
@@ -82,7 +82,7 @@ class Layout:
         self.specs = list(specs)
         sizes = [mailbox.aligned(rows * math.prod(s.shape[1:]) * s.dtype.size) for s in self.specs]
         ends = np.cumsum([0, *sizes])
-        self.begins, self.rest = [int(end) for end in ends[:-1]], int(ends[-1])
+        self.offsets, self.rest = [int(end) for end in ends[:-1]], int(ends[-1])
         self.bytes = self.rest + mailbox.aligned(room)
 
     def write(self, window: Window, rank: int, at: int, tensors: Sequence[Any], rows: int) -> None:
@@ -91,7 +91,7 @@ class Layout:
         Raises:
             ValueError: a tensor does not have the expected shape.
         """
-        for begin, spec, tensor in zip(self.begins, self.specs, tensors, strict=True):
+        for begin, spec, tensor in zip(self.offsets, self.specs, tensors, strict=True):
             array = np.ascontiguousarray(tensor)
             if array.shape != (rows, *spec.shape[1:]):
                 raise ValueError(
@@ -105,7 +105,7 @@ class Layout:
     def read(self, window: Window, rank: int, at: int, rows: int) -> Arrays:
         """Return the tensors of a message."""
         arrays = []
-        for begin, spec in zip(self.begins, self.specs, strict=True):
+        for begin, spec in zip(self.offsets, self.specs, strict=True):
             shape = (rows, *spec.shape[1:])
             raw = window.get(rank, at + begin, math.prod(shape) * spec.dtype.size)
             arrays.append(raw.view(spec.dtype.as_numpy_dtype).reshape(shape))
@@ -118,7 +118,7 @@ class Mailboxes:
     Args:
         ranks: the ranks of the model group, in the order of the modules.
         sends: the tensors that cross the cut after this rank's module; empty in the last one.
-        receives: those that cross the cut before it.
+        receives: the tensors that cross the cut before it.
         rows: the largest number of examples of a batch.
         ahead: the number of batches that may be without a gradient.
     """
@@ -149,7 +149,7 @@ class Mailboxes:
         self,
         ready: Callable[[], bool],
         peer: int,
-        what: str,
+        action: str,
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
         """Wait for another module.
@@ -157,35 +157,35 @@ class Mailboxes:
         Args:
             ready: tells whether the wait is over.
             peer: the module that is waited for.
-            what: what is expected of it, in the error.
+            action: the action that it is expected to take, in the error.
             meanwhile: is called again and again.
 
         Raises:
             DeadlineError: it did not come in time.
             PeerLostError: its rank died or left.
         """
-        stopwatch, looked = Stopwatch(), 0.0
+        stopwatch, last_look = Stopwatch(), 0.0
         while not ready():
             if meanwhile is not None:
                 meanwhile()
-            waited = stopwatch.seconds()
-            if waited - looked > _LOOK_AFTER_PEER:
+            seconds = stopwatch.seconds()
+            if seconds - last_look > _LOOK_AFTER_PEER:
                 self.control.read(peer, _TAKEN)
-                looked = waited
-            if waited > self._deadline:
+                last_look = seconds
+            if seconds > self._deadline:
                 raise DeadlineError(
                     Call("window", name="pipeline").refusal(
-                        f"module {peer} to {what} within {self._deadline:g} s",
+                        f"module {peer} to {action} within {self._deadline:g} s",
                         "nothing",
                         "If it is only slow, raise the deadline (ringar.init(deadline=...), "
                         "RINGAR_DEADLINE or ringarrun --deadline).",
                     )
                 )
-            mailbox.pause(waited)
+            mailbox.pause(seconds)
 
 
 class _Cut:
-    """Know where the messages of a cut lie."""
+    """Place the messages of a cut in its mailbox."""
 
     def __init__(self, specs: Sequence[tf.TensorSpec], rows: int, ahead: int) -> None:
         self.activations = Layout(specs, rows)
@@ -212,7 +212,7 @@ class Above:
     def __init__(self, boxes: Mailboxes, cut: _Cut) -> None:
         self._boxes, self._cut = boxes, cut
         self._me, self._peer = boxes.module, boxes.module + 1
-        self._sent = self._taken = self._drained = 0
+        self._sent_count = self._taken_count = self._drained_count = 0
 
     def send(
         self,
@@ -222,52 +222,52 @@ class Above:
         penalty: float,
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
-        """Send activations; wait while those of `ahead` batches before have not been read."""
+        """Send activations; wait until those in their slot, `ahead` batches older, are read."""
         boxes, me = self._boxes, self._me
-        if number >= self._taken + boxes.ahead:
+        if number >= self._taken_count + boxes.ahead:
             boxes.wait(lambda: self._room(number), self._peer, "take an activation", meanwhile)
         at, header = self._cut.activation(number)
         self._cut.activations.write(boxes.data, me, at, tensors, rows)
         bits = int(np.float64(penalty).view(np.int64))
         boxes.control.write(me, header, [number + 1, rows, bits])
-        self._sent += 1
+        self._sent_count += 1
 
     def gradients(self, through: int) -> list[Gradient]:
-        """Return the gradients that have come and were not returned yet, in order.
+        """Return the gradients that have come since the last call, in order.
 
-        None is of a batch that was not sent yet: with synthetic inputs the module above may be at a
-        later one.
+        It leaves those of batches that were not sent yet: with synthetic inputs the module above
+        may be ahead.
 
         Args:
-            through: the number of a batch whose gradient must be among these, or before them; the
-                call waits for it. With -1 it does not wait.
+            through: the number of a batch for whose gradient the call waits. With -1 it does not
+                wait.
         """
         messages: list[Gradient] = []
-        while self._drained < self._sent:
+        while self._drained_count < self._sent_count:
             if not self._has_come():
-                if self._drained > through:
+                if self._drained_count > through:
                     break
                 self._boxes.wait(self._has_come, self._peer, "send a gradient")
-            at, header = self._cut.gradient(self._drained)
+            at, header = self._cut.gradient(self._drained_count)
             record = self._boxes.control.read(self._me, header)
             messages.append(self._read(at, *map(int, record[1:4])))
-            self._drained += 1
-            self._boxes.control.write(self._me, _DRAINED, [self._drained])
+            self._drained_count += 1
+            self._boxes.control.write(self._me, _DRAINED, [self._drained_count])
         return messages
 
     def _read(self, at: int, rows: int, is_there: int, length: int) -> Gradient:
         boxes, layout = self._boxes, self._cut.gradients
         tensors = layout.read(boxes.data, self._me, at, rows) if is_there else None
         raw = boxes.data.get(self._me, at + layout.rest, 4 * length)
-        return Gradient(self._drained, tensors, raw.view(np.float32))
+        return Gradient(self._drained_count, tensors, raw.view(np.float32))
 
     def _has_come(self) -> bool:
-        _, header = self._cut.gradient(self._drained)
-        return int(self._boxes.control.read(self._me, header)[0]) == self._drained + 1
+        _, header = self._cut.gradient(self._drained_count)
+        return int(self._boxes.control.read(self._me, header)[0]) == self._drained_count + 1
 
     def _room(self, number: int) -> bool:
-        self._taken = int(self._boxes.control.read(self._me, _TAKEN)[0])
-        return number < self._taken + self._boxes.ahead
+        self._taken_count = int(self._boxes.control.read(self._me, _TAKEN)[0])
+        return number < self._taken_count + self._boxes.ahead
 
 
 class Below:
@@ -276,34 +276,34 @@ class Below:
     def __init__(self, boxes: Mailboxes, cut: _Cut) -> None:
         self._boxes, self._cut = boxes, cut
         self._peer = boxes.module - 1
-        self._taken = self._drained = 0
+        self._taken_count = self._drained_count = 0
 
     def activations(
         self, through: int, last: int, meanwhile: Callable[[], object] | None = None
     ) -> list[Activation]:
-        """Return the activations that have come and were not returned yet, in order.
+        """Return the activations that have come since the last call, in order.
 
         Args:
-            through: the number of a batch whose activations must be among these, or before them;
-                the call waits for them. With -1 it does not wait.
-            last: the last batch whose activations are wanted.
+            through: the number of a batch for whose activations the call waits. With -1 it does
+                not wait.
+            last: the last batch whose activations are returned.
             meanwhile: is called again and again while it waits.
         """
         messages: list[Activation] = []
         boxes, peer = self._boxes, self._peer
-        while self._taken <= last:
+        while self._taken_count <= last:
             if not self._has_come():
-                if self._taken > through:
+                if self._taken_count > through:
                     break
                 boxes.wait(self._has_come, peer, "send activations", meanwhile)
-            at, header = self._cut.activation(self._taken)
+            at, header = self._cut.activation(self._taken_count)
             record = boxes.control.read(peer, header)
             tensors = self._cut.activations.read(boxes.data, peer, at, int(record[1]))
             messages.append(
-                Activation(self._taken, tensors, float(record[2:3].view(np.float64)[0]))
+                Activation(self._taken_count, tensors, float(record[2:3].view(np.float64)[0]))
             )
-            self._taken += 1
-            boxes.control.write(peer, _TAKEN, [self._taken])
+            self._taken_count += 1
+            boxes.control.write(peer, _TAKEN, [self._taken_count])
         return messages
 
     def send(
@@ -320,7 +320,7 @@ class Below:
         inputs.
         """
         boxes, peer = self._boxes, self._peer
-        if number >= self._drained + boxes.ahead:
+        if number >= self._drained_count + boxes.ahead:
             boxes.wait(lambda: self._room(number), peer, "take a gradient", meanwhile)
         at, header = self._cut.gradient(number)
         layout = self._cut.gradients
@@ -334,9 +334,9 @@ class Below:
         )
 
     def _has_come(self) -> bool:
-        _, header = self._cut.activation(self._taken)
-        return int(self._boxes.control.read(self._peer, header)[0]) == self._taken + 1
+        _, header = self._cut.activation(self._taken_count)
+        return int(self._boxes.control.read(self._peer, header)[0]) == self._taken_count + 1
 
     def _room(self, number: int) -> bool:
-        self._drained = int(self._boxes.control.read(self._peer, _DRAINED)[0])
-        return number < self._drained + self._boxes.ahead
+        self._drained_count = int(self._boxes.control.read(self._peer, _DRAINED)[0])
+        return number < self._drained_count + self._boxes.ahead

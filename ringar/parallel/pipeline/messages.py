@@ -31,8 +31,8 @@ class Messages:
     """Send and receive messages with a tag of their own, from now until `ringar.shutdown`.
 
     All ranks of the job make their `Messages` in the same order: the n-th ones belong together.
-    Those without other ranks are not counted.
-    What nobody has received when they are garbage is forgotten.
+    `Messages` without other ranks are not counted. Messages that were not received are forgotten
+    when their `Messages` object is garbage.
 
     Args:
         ranks: the ranks, in the job, from which messages may come.

@@ -68,7 +68,7 @@ class Metrics:
 
     def report(self) -> tf.Tensor:
         """Return the metrics so far, in the order of their names."""
-        values = [tf.reshape(value, [-1]) for value in self._own().values()]
+        values = [tf.reshape(value, [-1]) for value in self._local_results().values()]
         return tf.cast(tf.concat(values, 0), tf.float32)
 
     def _update(self, outputs: Any, targets: Targets, penalty: tf.Tensor) -> tf.Tensor:
@@ -100,7 +100,7 @@ class Metrics:
         trackers = getattr(self._model._compile_loss, "metrics", [])
         return [variable for tracker in trackers for variable in tracker.variables]
 
-    def _own(self) -> dict[str, Any]:
+    def _local_results(self) -> dict[str, Any]:
         with self.local():
             results: dict[str, Any] = self._model.get_metrics_result()
         return results
@@ -120,7 +120,9 @@ class Metrics:
         """
         metrics: Any = None
         if self._is_last:
-            metrics = {name: np.asarray(value).tolist() for name, value in self._own().items()}
+            metrics = {
+                name: np.asarray(value).tolist() for name, value in self._local_results().items()
+            }
         metrics = broadcast_object(
             metrics, self._ranks.ranks[-1], name="pipeline/metrics", process_set=self._ranks
         )

@@ -16,7 +16,7 @@ from ringar.job import place
 from ringar.keras import keras_2
 from ringar.parallel.pipeline import agreement, checks, state
 from ringar.parallel.pipeline.batch import Batch
-from ringar.parallel.pipeline.callback import aligned, named
+from ringar.parallel.pipeline.callback import add_alignment, bind_arguments
 from ringar.parallel.pipeline.decoupling import Choice, Decoupling
 from ringar.parallel.pipeline.execution import Execution, compiler
 from ringar.parallel.pipeline.module import Event
@@ -61,7 +61,7 @@ class Pipelined(keras.Model):
         shrinking: multiplies the gradients that cross a cut, at most 1. Zhuang et al. (2019) found
             that 0.8 or 0.9 helps with stale gradients.
         batch_size: the batch size for the timing of layers.
-        synthesizer: with `"synthetic"`, what predicts the gradients at the cuts: a function that
+        synthesizer: with `"synthetic"`, the predictor of gradients at the cuts: a function that
             makes a Keras model from the `tf.TensorSpec`s of its inputs (the activations, and the
             labels if `conditioned`) and of its outputs, such as `ringar.parallel.Synthesizer`, the
             default; a Keras model; or a list of models, one per cut. `"true"` waits for the true
@@ -156,7 +156,7 @@ class Pipelined(keras.Model):
         """The synthesizer of this module's inputs; None without one."""
         return getattr(self._layout.synthesizers, "inputs", None)
 
-    # What Keras calls ---------------------------------------------------------------------------
+    # Called by Keras ----------------------------------------------------------------------------
 
     def compile(
         self,
@@ -204,29 +204,29 @@ class Pipelined(keras.Model):
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train as any Keras model, on every rank."""
-        arguments = named(super().fit, args, kwargs)
+        arguments = bind_arguments(super().fit, args, kwargs)
         if place.size() > 1:
             tf.random.set_seed(broadcast_object(int(np.random.randint(2**31)), name="fit/seed"))
-            arguments["callbacks"] = aligned(arguments.get("callbacks"), self.grid)
+            arguments["callbacks"] = add_alignment(arguments.get("callbacks"), self.grid)
         if self._execution is not None:
             self._execution.batch_is_compared = False
         return super().fit(**arguments)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as any Keras model, on every rank."""
-        arguments = named(super().evaluate, args, kwargs)
+        arguments = bind_arguments(super().evaluate, args, kwargs)
         as_dict = arguments.pop("return_dict", False)
         results = super().evaluate(**arguments, return_dict=True)
         if as_dict:
             return results
         # Keras knows the order of the metrics in the last module only.
-        names = list(results) if self.modules == 1 else self._begun().metrics.names
+        names = list(results) if self.modules == 1 else self._ready_execution().metrics.names
         values = [results[name] for name in names]
         return values[0] if len(values) == 1 else values
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict as any Keras model, on every rank; all ranks get the outputs."""
-        return super().predict(**named(super().predict, args, kwargs))
+        return super().predict(**bind_arguments(super().predict, args, kwargs))
 
     def call(
         self, inputs: Arrays, training: bool | None = None, mask: Arrays | None = None
@@ -238,7 +238,7 @@ class Pipelined(keras.Model):
         if self.modules == 1:
             return self.network(self._reader.inputs(inputs), training=training)
         flat = [tf.convert_to_tensor(tensor) for tensor in self._reader.inputs(inputs)]
-        outputs = self._begun().module.predict(Batch(flat, inputs))
+        outputs = self._ready_execution().module.predict(Batch(flat, inputs))
         if outputs is not None:
             outputs = keras.tree.map_structure(np.asarray, outputs)
         ranks = self.grid.model_set
@@ -250,14 +250,14 @@ class Pipelined(keras.Model):
         if self.modules == 1:
             logs: dict[str, float] = super().train_step(data)
             return logs
-        return self._begun().step(self._reader.batch(data))
+        return self._ready_execution().step(self._reader.batch(data))
 
     def test_step(self, data: Examples) -> Mapping[str, object]:
         """Send one batch forward through all modules."""
         if self.modules == 1:
             logs: dict[str, float] = super().test_step(data)
             return logs
-        execution = self._begun()
+        execution = self._ready_execution()
         execution.module.predict(self._reader.batch(data), scores=True)
         return execution.metrics.logs(None)
 
@@ -294,7 +294,7 @@ class Pipelined(keras.Model):
     def drain(self) -> None:
         """Apply the gradients of the batches in flight. Collective over all ranks."""
         if self._execution is not None:
-            self._begun().drain()
+            self._ready_execution().drain()
 
     def whole(self) -> keras.Model:
         """Return the plain model with the weights of all modules. Collective over each model group.
@@ -333,8 +333,8 @@ class Pipelined(keras.Model):
         state.set_layer_weights(self.network, state.layer_weights(model.layers))
 
     def record(self, on: bool = True) -> list[Event]:
-        """Start or stop recording the events of this module; return those recorded so far."""
-        module = self._begun().module
+        """Start or stop recording the events of this module; return the events so far."""
+        module = self._ready_execution().module
         recorded, module.events = module.events or [], [] if on else None
         return recorded
 
@@ -355,7 +355,7 @@ class Pipelined(keras.Model):
                 'Messages are recorded with schedule="synthetic", several modules and one model '
                 f"group. Received: {self._layout}, {self.grid.data} groups"
             )
-        return self._begun().record_messages(on)
+        return self._ready_execution().record_messages(on)
 
     def replay(self, logs: Sequence[Log], data: Iterable[Examples]) -> keras.Model:
         """Repeat a recorded run in this process, without the other ranks.
@@ -382,10 +382,10 @@ class Pipelined(keras.Model):
         model = self._plain.make()
         self._plain.compile(model, self.get_compile_config())
         batches = [self._reader.batch(batch) for batch in data]
-        replay(model, self._layout, logs, batches, self._begun().compiled)
+        replay(model, self._layout, logs, batches, self._ready_execution().compiled)
         return model
 
-    def _begun(self) -> Execution:
+    def _ready_execution(self) -> Execution:
         if self._execution is None:
             raise ValueError(
                 "A pipelined model must be compiled before it is used. Received: one that is not."

@@ -133,7 +133,7 @@ class Module:
             self._in_flight.clear()
 
     def close(self) -> None:
-        """Free what the ranks hold together. Collective over the model group."""
+        """Free the memory that the ranks share. Collective over the model group."""
 
     def _open(self) -> Messages:
         return Messages([r for r in (self._previous, self._next) if r is not None])
@@ -240,11 +240,11 @@ class Module:
         return gradients[0] if len(gradients) == 1 else list(self._sum(gradients))
 
     @contextmanager
-    def _recorded(self, what: str, batch: int) -> Iterator[None]:
+    def _recorded(self, action: str, batch: int) -> Iterator[None]:
         begin = time.monotonic()
         yield
         if self.events is not None:
-            self.events.append(Event(what, batch, begin, time.monotonic()))
+            self.events.append(Event(action, batch, begin, time.monotonic()))
 
 
 def _spec(tensor: tf.Tensor) -> tf.TensorSpec:

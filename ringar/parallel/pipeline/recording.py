@@ -1,15 +1,14 @@
 """The messages that a decoupled module has taken, and mailboxes that give them out again.
 
-The weights of a module follow from its batches, its first weights and the messages that it has
-taken, and when: gradients that come a step later teach its synthesizer a step later. They follow
-from the learning rates that callbacks set, too.
+The weights of a module follow from its first weights, its batches, the learning rates that
+callbacks set, and the messages that it has taken, each with its step: a gradient that comes a step
+later teaches the synthesizer a step later.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -27,8 +26,8 @@ class Log:
         step: the first step.
         begin: the variables at the beginning: of the module and its optimizer, and of its
             synthesizers of gradients and of inputs and their optimizers.
-        activations: those taken, with the step in which.
-        gradients: those taken, with the step in which.
+        activations: the activations, each after the step in which it was taken.
+        gradients: the gradients, each after the step in which it was taken.
         rates: the learning rates that callbacks or the user have set, with the first step of each.
     """
 
@@ -94,20 +93,13 @@ class Replayed:
 
 
 class ReplayedAbove:
-    """Give out recorded gradients; what is sent is dropped."""
+    """Give out recorded gradients; drop activations that are sent."""
 
     def __init__(self, replayed: Replayed, log: Log) -> None:
         self._replayed, self._left = replayed, list(reversed(log.gradients))
         self._in_flight = 0
 
-    def send(
-        self,
-        number: int,
-        rows: int,
-        tensors: Sequence[Any],
-        penalty: float,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> None:
+    def send(self, *message: object) -> None:
         """Count a batch."""
         self._in_flight += 1
 
@@ -121,7 +113,7 @@ class ReplayedAbove:
 
 
 class ReplayedBelow:
-    """Give out recorded activations; what is sent is dropped."""
+    """Give out recorded activations; drop gradients that are sent."""
 
     def __init__(self, replayed: Replayed, log: Log) -> None:
         self._replayed, self._left = replayed, list(reversed(log.activations))
@@ -135,12 +127,5 @@ class ReplayedBelow:
             messages.append(self._left.pop()[1])
         return messages
 
-    def send(
-        self,
-        number: int,
-        rows: int,
-        tensors: Sequence[Any] | None,
-        report: np.ndarray,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> None:
+    def send(self, *message: object) -> None:
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""A decoupled run again, in one process: each module takes the messages that it took in the run."""
+"""The replay of a decoupled run in one process: each module takes the messages of the run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def replay(
         synthesizers = Synthesizers(plan, graph, network, module, len(logs))
         synthesizers.seed = layout.synthesizers.seed
         models = [m for m in (synthesizers.gradient, synthesizers.inputs) if m is not None]
-        # The user's own models are those of the run that goes on: they get their values back.
+        # The user's own models serve the run, too, which may go on: they get their values back.
         before = [(v, np.array(v)) for m in models for v in m.variables]
         metrics = Metrics(model, ranks, module == len(logs) - 1)
         work = SyntheticModule(

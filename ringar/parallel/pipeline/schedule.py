@@ -78,7 +78,7 @@ def schedule(name: str, module: int, modules: int, microbatches: int = 1) -> Sch
         ValueError: there is no such schedule.
     """
     if name not in SCHEDULES:
-        names = ", ".join(f'"{known}"' for known in SCHEDULES)
+        names = ", ".join(f'"{choice}"' for choice in SCHEDULES)
         raise ValueError(f"`schedule` must be one of {names}. Received: schedule={name!r}")
     following = modules - 1 - module
     if name == "microbatch":

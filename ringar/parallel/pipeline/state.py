@@ -122,7 +122,7 @@ def layer_weights(layers: Iterable[Any]) -> State:
 
 
 def set_layer_weights(model: keras.Model, state: State) -> None:
-    """Set the weights of a model's layers to those from `layer_weights`."""
+    """Set the weights of a model's layers to the result of `layer_weights`."""
     for layer in model.layers:
         if layer.name in state:
             layer.set_weights(state[layer.name])
@@ -192,9 +192,9 @@ def _places(model: keras.Model) -> dict[int, tuple[Any, ...]]:
 
 def _keys(optimizer: keras.optimizers.Optimizer, places: dict[int, tuple[Any, ...]]) -> list[Any]:
     """Return the key of each of the optimizer's variables."""
-    alone = itertools.count()
+    numbers = itertools.count()
     return [
-        (next(alone),) if owner is None else (*places[id(owner)], rest)
+        (next(numbers),) if owner is None else (*places[id(owner)], rest)
         for owner, rest in slots.owners(optimizer)
     ]
 

@@ -1,12 +1,12 @@
-"""Synthesizers: small nets that predict what another module will compute.
+"""Synthesizers: small nets that predict the results of another module.
 
 Jaderberg et al., "Decoupled neural interfaces using synthetic gradients" (ICML 2017). With the
 activations h of a module, M(h) is the prediction of the gradient of the loss with respect to h, and
 M(h, y) the conditioned one, which also sees the labels y. I(x) predicts the activations themselves
 from the inputs of the net.
 
-A prediction is that for one example. The gradient of a mean over B examples is one B-th of it: what
-a synthesizer has learned holds for batches of other sizes, too.
+A prediction is for one example, and the gradient of a mean over B examples is 1/B of it. So a
+synthesizer serves batches of any size.
 
     Synthesizer   builds the default nets
     Predictor     one net in use: predicts, and learns by the squared error (L2)
@@ -89,18 +89,18 @@ class Synthesizer:
         return self._build(inputs, outputs, "glorot_uniform")
 
     def _build(self, inputs: Specs, outputs: Specs, last: str) -> keras.Model:
-        tensors = _inputs(inputs)
-        seen = [keras.ops.cast(tensor, "float32") for tensor in tensors]
-        predicted = [self._branch(seen, tuple(spec.shape), last) for spec in outputs]
-        return keras.Model(tensors, predicted, name="synthesizer")
+        model_inputs = _inputs(inputs)
+        tensors = [keras.ops.cast(tensor, "float32") for tensor in model_inputs]
+        predictions = [self._branch(tensors, tuple(spec.shape), last) for spec in outputs]
+        return keras.Model(model_inputs, predictions, name="synthesizer")
 
-    def _branch(self, seen: list[Any], shape: tuple[int | None, ...], last: str) -> Any:
+    def _branch(self, tensors: list[Any], shape: tuple[int | None, ...], last: str) -> Any:
         """Return the prediction of one tensor."""
         plane = shape[1:-1]
-        if plane and any(len(t.shape) == len(shape) and t.shape[1:-1] == plane for t in seen):
-            return self._convolutions(_as_maps(seen, plane), shape, last)
-        x = _joined([layers.Flatten(dtype="float32")(tensor) for tensor in seen])
-        size = math.prod(_known(shape[1:]))
+        if plane and any(len(t.shape) == len(shape) and t.shape[1:-1] == plane for t in tensors):
+            return self._convolutions(_as_maps(tensors, plane), shape, last)
+        x = _joined([layers.Flatten(dtype="float32")(tensor) for tensor in tensors])
+        size = math.prod(_sizes(shape[1:]))
         for _ in range(self.hidden_layers):
             units = self.units or min(4 * size, 1024)
             x = _activated(layers.Dense(units, use_bias=False, dtype="float32")(x))
@@ -108,7 +108,7 @@ class Synthesizer:
         return x if len(shape) == 2 else layers.Reshape(shape[1:], dtype="float32")(x)
 
     def _convolutions(self, x: Any, shape: tuple[int | None, ...], last: str) -> Any:
-        (channels,) = _known(shape[-1:])
+        (channels,) = _sizes(shape[-1:])
         kind = {3: layers.Conv1D, 4: layers.Conv2D, 5: layers.Conv3D}[len(shape)]
         common: dict[str, Any] = {
             "padding": "same", "data_format": "channels_last", "dtype": "float32",
@@ -155,9 +155,9 @@ class Labels:
                 f"`y` must have labels for all {len(self.specs)} outputs, since conditioned "
                 f"synthesizers see them. Received: {len(labels)}"
             )
-        return [self._seen(*pair) for pair in zip(labels, self.specs, strict=True)]
+        return [self._as_output(*pair) for pair in zip(labels, self.specs, strict=True)]
 
-    def _seen(self, labels: Any, spec: tf.TensorSpec) -> tf.Tensor:
+    def _as_output(self, labels: Any, spec: tf.TensorSpec) -> tf.Tensor:
         labels = tf.convert_to_tensor(labels)
         dims = tuple(spec.shape[1:])
         shape = tuple(labels.shape[1:])
@@ -179,7 +179,7 @@ class Predictor:
 
     Args:
         model: the synthesizer.
-        optimizer: its optimizer, of its own.
+        optimizer: its own optimizer.
         outputs: the tensors that it predicts.
         is_mean: whether it predicts gradients of a mean, of which an example has its share.
         compiled: compiles a function, as `tf.function` does.
@@ -201,8 +201,8 @@ class Predictor:
         self._predict, self._learn = compiled(self._predicted), compiled(self._learned)
 
     def predict(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the predictions for a batch, in the dtypes of what is predicted."""
-        if inputs[0].shape[0] == 0:  # the means over an empty batch are no numbers
+        """Return the predictions for a batch, in the dtypes of the true tensors."""
+        if inputs[0].shape[0] == 0:  # means over an empty batch are NaN
             return [tf.zeros((0, *s.shape[1:]), s.dtype) for s in self._predicted_specs]
         return list(self._predict(list(inputs)))
 
@@ -240,34 +240,34 @@ class Predictor:
         return 1.0 / _rows(inputs) if self._is_mean else tf.constant(1.0)
 
 
-def fitting(model: Any, inputs: Specs, outputs: Specs, what: str) -> keras.Model:
+def fitting(model: Any, inputs: Specs, outputs: Specs, place: str) -> keras.Model:
     """Return the model, or a functional one around it if it has no inputs yet.
 
     Args:
         model: the user's synthesizer.
         inputs: the tensors that it is to take.
         outputs: the tensors that it is to return.
-        what: its place, in the error.
+        place: its place, in the error.
 
     Raises:
         ValueError: it does not take and return tensors of these shapes.
     """
     if not isinstance(model, keras.Model):
-        raise ValueError(f"The synthesizer {what} must be a Keras model. Received: {model!r}")
+        raise ValueError(f"The synthesizer {place} must be a Keras model. Received: {model!r}")
     if not hasattr(model, "inputs"):  # a subclass, or a Sequential that is not built
-        tensors = _inputs(inputs)
-        found = model(tensors[0] if len(tensors) == 1 else tensors)
-        model = keras.Model(tensors, keras.tree.flatten(found), name=model.name)
-    for kind, found, wanted in (
+        model_inputs = _inputs(inputs)
+        predictions = model(model_inputs[0] if len(model_inputs) == 1 else model_inputs)
+        model = keras.Model(model_inputs, keras.tree.flatten(predictions), name=model.name)
+    for kind, tensors, specs in (
         ("input", model.inputs, inputs), ("output", model.outputs, outputs),
     ):  # fmt: skip
-        shapes_here = [tuple(tensor.shape[1:]) for tensor in found or ()]
-        shapes = [tuple(spec.shape[1:]) for spec in wanted]
-        if len(shapes_here) != len(shapes) or not all(map(_fits, shapes_here, shapes)):
+        shapes = [tuple(tensor.shape[1:]) for tensor in tensors or ()]
+        expected = [tuple(spec.shape[1:]) for spec in specs]
+        if len(shapes) != len(expected) or not all(map(_fits, shapes, expected)):
             raise ValueError(
-                f"The synthesizer {what} must have {kind}s of shape "
-                f"{', '.join(_text(shape) for shape in shapes)}. Received: {model.name} with "
-                f"{', '.join(_text(shape) for shape in shapes_here) or 'none'}"
+                f"The synthesizer {place} must have {kind}s of shape "
+                f"{', '.join(_text(shape) for shape in expected)}. Received: {model.name} with "
+                f"{', '.join(_text(shape) for shape in shapes) or 'none'}"
             )
     return model
 
@@ -277,9 +277,9 @@ def copy_of(optimizer: str | keras.optimizers.Optimizer) -> keras.optimizers.Opt
     return optimizer_copy.copy_of(keras.optimizers.get(optimizer))
 
 
-def _fits(mine: tuple[int | None, ...], its: tuple[int | None, ...]) -> bool:
-    pairs_fit = (a == b or a is None for a, b in zip(mine, its, strict=False))
-    return len(mine) == len(its) and all(pairs_fit)
+def _fits(shape: tuple[int | None, ...], expected: tuple[int | None, ...]) -> bool:
+    pairs_fit = (a == b or a is None for a, b in zip(shape, expected, strict=False))
+    return len(shape) == len(expected) and all(pairs_fit)
 
 
 def _text(shape: tuple[int | None, ...]) -> str:
@@ -298,11 +298,11 @@ def _joined(tensors: list[Any]) -> Any:
     return layers.Concatenate(dtype="float32")(tensors) if len(tensors) > 1 else tensors[0]
 
 
-def _as_maps(seen: list[Any], plane: tuple[int | None, ...]) -> Any:
+def _as_maps(tensors: list[Any], plane: tuple[int | None, ...]) -> Any:
     """Return all tensors as channels of one map; those of another plane by their means."""
-    maps = [t for t in seen if t.shape[1:-1] == plane and len(t.shape) == len(plane) + 2]
+    maps = [t for t in tensors if t.shape[1:-1] == plane and len(t.shape) == len(plane) + 2]
     images = []
-    for tensor in seen:
+    for tensor in tensors:
         if any(tensor is image for image in maps):
             images.append(tensor)
             continue
@@ -313,7 +313,7 @@ def _as_maps(seen: list[Any], plane: tuple[int | None, ...]) -> Any:
     return _joined(images)
 
 
-def _known(dims: Sequence[int | None]) -> list[int]:
+def _sizes(dims: Sequence[int | None]) -> list[int]:
     if None in dims:
         raise ValueError(
             "Synthesizers need activations of known size. Received: the dimensions "

@@ -14,9 +14,9 @@ the weights that the batch has met, after the way through all modules. BP(lambda
 TD(lambda) mixes returns; the module above then keeps the batch until its own gradient has come, and
 goes back through it a second time.
 
-A module waits for activations from below (but not with synthetic inputs I_k(x), which learn from
-the activations that come later), and for nothing from above, until `ahead` batches have no
-gradient.
+A module waits for activations from below, unless it has synthetic inputs I_k(x), which learn from
+the activations that come later. It waits for a gradient from above only while `ahead` batches have
+none.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class _Pass:
     Attributes:
         number: the number of its messages.
         rows: the number of examples.
-        tape: the tape of the forward pass; None where the pass back is done.
+        tape: the tape of the forward pass; None after the backward pass.
         outputs: the floating outputs.
         received: the floating tensors from the module below.
-        seen: what the synthesizer of gradients sees: activations, labels.
+        synthesizer_inputs: the inputs of the synthesizer of gradients: activations, labels.
         predicted: its prediction.
     """
 
@@ -65,7 +65,7 @@ class _Pass:
     tape: tf.GradientTape | None
     outputs: list[tf.Tensor]
     received: list[tf.Tensor]
-    seen: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    synthesizer_inputs: list[tf.Tensor] = dataclasses.field(default_factory=list)
     predicted: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
 
@@ -133,13 +133,13 @@ class SyntheticModule(Module):
 
     def record(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Begin a log of the messages, with no batch in flight."""
-        values = [_values(held) for held in self._state(optimizer)]
+        values = [_values(variables) for variables in self._state(optimizer)]
         self.log, self._rate = Log(self._forward_count, values), Rate(optimizer)
 
     def replay(self, log: Log, optimizer: keras.optimizers.Optimizer) -> None:
         """Take state and messages from a log from now on, and send none."""
-        for held, values in zip(self._state(optimizer), log.begin, strict=True):
-            for variable, value in zip(held, values, strict=True):
+        for variables, values in zip(self._state(optimizer), log.begin, strict=True):
+            for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
         self._forward_count = log.step
         self._replayed = Replayed(log, Rate(optimizer))
@@ -247,12 +247,12 @@ class SyntheticModule(Module):
         if self._below is None:
             return []
         if self.inputs is not None:
-            seen = [tf.convert_to_tensor(tensor) for tensor in batch.inputs]
-            self._unseen.append(seen)
+            inputs = [tf.convert_to_tensor(tensor) for tensor in batch.inputs]
+            self._unseen.append(inputs)
             self._learn_inputs(self._number - self._plan.ahead, self._number)
-            return self.inputs.predict(seen)
+            return self.inputs.predict(inputs)
         with self._recorded("wait", self._forward_count):
-            (tensors,) = self._taken(self._number, self._number)
+            (tensors,) = self._take_activations(self._number, self._number)
         return tensors
 
     def _pass_on(
@@ -266,14 +266,15 @@ class SyntheticModule(Module):
             self._learn(self._number - self._plan.ahead)
             self._above.send(part.number, part.rows, tensors, float(penalty), self._learn_meanwhile)
         predicted: list[tf.Tensor] = []
-        seen = [*floats, *(self._labels(batch.y) if self._labels is not None else ())]
+        inputs = [*floats, *(self._labels(batch.y) if self._labels is not None else ())]
         if self.gradient is not None:
-            predicted = self.gradient.predict(seen)
+            predicted = self.gradient.predict(inputs)
         elif self._plan.kind != TRUE:
             predicted = [tf.zeros_like(tensor) for tensor in floats]
         tape = part.tape if self._goes_back_twice else None
-        waiting = dataclasses.replace(part, tape=tape, seen=seen, predicted=predicted)
-        self._pending.append(waiting)
+        self._pending.append(
+            dataclasses.replace(part, tape=tape, synthesizer_inputs=inputs, predicted=predicted)
+        )
         if self._plan.kind != TRUE:
             return predicted
         with self._recorded("wait", self._forward_count):
@@ -306,7 +307,7 @@ class SyntheticModule(Module):
     # Learning -----------------------------------------------------------------------------------
 
     def _learn(self, through: int) -> list[tf.Tensor] | None:
-        """Let the synthesizer of gradients learn from those that have come.
+        """Let the synthesizer of gradients learn from the gradients that have come.
 
         Args:
             through: the number of a batch whose gradient is waited for; -1 for none.
@@ -326,7 +327,7 @@ class SyntheticModule(Module):
     def _learn_from(self, gradient: Gradient) -> list[tf.Tensor] | None:
         """Learn from one gradient, and pass it on to the module below if that waits for it."""
         if self.log is not None:
-            # After the prediction of a step it teaches only the next one: a replay takes it there.
+            # After a step's prediction, it teaches only the next step, where a replay takes it.
             step = self._forward_count + int(self._has_predicted)
             self.log.gradients.append((step, gradient))
         part = self._pending.popleft()
@@ -337,7 +338,7 @@ class SyntheticModule(Module):
             truth = [tf.convert_to_tensor(array) for array in gradient.tensors]
         if truth is not None and self.gradient is not None:
             with self._recorded("learn", self._forward_count):
-                self.gradient.learn(part.seen, truth)
+                self.gradient.learn(part.synthesizer_inputs, truth)
         if part.tape is not None:
             mixed = part.predicted if truth is None else self._mixed(part.predicted, truth)
             self._send_back(part, _gradients(part, part.received, mixed))
@@ -360,11 +361,11 @@ class SyntheticModule(Module):
     def _learn_inputs(self, through: int, last: int) -> None:
         """Let the synthesizer of inputs learn from the activations that have come."""
         if self.inputs is not None and self._below is not None:
-            for tensors in self._taken(through, last):
+            for tensors in self._take_activations(through, last):
                 with self._recorded("learn", self._forward_count):
                     self.inputs.learn(self._unseen.popleft(), tensors)
 
-    def _taken(self, through: int, last: int) -> list[list[tf.Tensor]]:
+    def _take_activations(self, through: int, last: int) -> list[list[tf.Tensor]]:
         """Return the activations that have come up to batch `last`; wait for `through`."""
         assert self._below is not None
         messages = self._below.activations(through, last, self._learn_meanwhile)

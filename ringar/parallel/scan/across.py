@@ -169,11 +169,11 @@ def reduce_shard(
     return Element(addend if entering is None else apply(entering, matrix) + addend, matrix)
 
 
-def exchange(own: Element | None, like: tf.Tensor, line: doubling.Line) -> tf.Tensor:
+def exchange(part: Element | None, like: tf.Tensor, line: doubling.Line) -> tf.Tensor:
     """Return the vector that enters this rank's shard; `like` itself at the first index.
 
     Args:
-        own: this rank's part: a vector at the first index, None at the last, a map otherwise.
+        part: this rank's part: a vector at the first index, None at the last, a map otherwise.
         like: (batch, size), with the shape and dtype of all vectors.
         line: the ranks in the order of the chain.
     """
@@ -184,5 +184,5 @@ def exchange(own: Element | None, like: tf.Tensor, line: doubling.Line) -> tf.Te
             specs.append(tf.TensorSpec([*like.shape, like.shape[-1]], like.dtype))
         return Element(*recv(specs, source, name=name, process_set=line.ranks))
 
-    before = doubling.before(own, line, receive, "scan_across")
+    before = doubling.before(part, line, receive, "scan_across")
     return like if before is None else before.vector

@@ -76,11 +76,13 @@ class Scan:
     def forward(self, inputs: tf.Tensor) -> Forward:
         """Run all stages, as in training."""
         route = Route.of(self.chain)
-        alone = Share(range(route.positions), route.positions)
-        share = alone if self._depth is None else self._depth.share(route)
+        if self._depth is None:
+            share = Share(range(route.positions), route.positions)
+        else:
+            share = self._depth.share(route)
         forward = Forward(inputs, inputs, [], [], {}, route, share)
         for number, stage in enumerate(self.chain.stages):
-            if route.wanted.get(number) in share.positions:
+            if route.weight_positions.get(number) in share.positions:
                 # A tape of this layer alone, for the gradients of its weights.
                 with tf.GradientTape() as forward.tapes[number]:
                     inputs, record = stage.run(tf.stop_gradient(inputs), True)
@@ -99,7 +101,7 @@ class Scan:
             last: dl/dh of the outputs of the last stage.
         """
         route = forward.route
-        if not route.wanted or last is None:
+        if not route.weight_positions or last is None:
             return {}
         ranks = self._depth if forward.share.is_shared else None
         if ranks:
@@ -109,7 +111,7 @@ class Scan:
         by_stage: dict[int, list[Any]] = {}
         for number, tape in forward.tapes.items():
             values = forward.values[number]
-            gradient = tf.reshape(vectors[route.wanted[number]], tf.shape(values))
+            gradient = tf.reshape(vectors[route.weight_positions[number]], tf.shape(values))
             weights = self.chain.stages[number].layer.trainable_weights
             by_stage[number] = tape.gradient(values, weights, output_gradients=gradient)
         if ranks:
@@ -117,8 +119,8 @@ class Scan:
         gradients: dict[int, Any] = {}
         for number, gradients_of_stage in by_stage.items():
             weights = self.chain.stages[number].layer.trainable_weights
-            for weight, one in zip(weights, gradients_of_stage, strict=True):
-                gradients[id(weight)] = add(gradients.get(id(weight)), one)
+            for weight, gradient in zip(weights, gradients_of_stage, strict=True):
+                gradients[id(weight)] = add(gradients.get(id(weight)), gradient)
         return gradients
 
     def _vectors(
@@ -128,8 +130,8 @@ class Scan:
         route, share = forward.route, forward.share
         if not share.positions:
             return {}
-        numbers = route.used[share.positions.start : share.positions.stop]
-        positions = sorted(set(route.wanted.values()) & set(share.positions))
+        numbers = route.numbers[share.positions.start : share.positions.stop]
+        positions = sorted(set(route.weight_positions.values()) & set(share.positions))
         places = [position - share.positions.start for position in positions]
         work = _Work(self.chain, numbers, places, share.has_successor, self.levels)
         inputs = [last, *(forward.records[number] for number in numbers)]
@@ -186,7 +188,7 @@ class _Work:
             steps = tree.plan(len(elements) + 1, levels)
             self.pending = steps, tree.reduce([*elements, None], steps, compose, pool().map)
             return []
-        steps, full = tree.plan(len(elements), levels), tree.plan(len(elements), whole=True)
+        steps, full = tree.plan(len(elements), levels), tree.plan(len(elements), with_total=True)
         below = dataclasses.replace(full, up=full.up[: steps.levels])
         above = dataclasses.replace(full, up=full.up[steps.levels :])
         products = tree.reduce(elements, below, compose, pool().map)
@@ -220,8 +222,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def add(one: tf.Tensor | None, other: tf.Tensor | None) -> tf.Tensor | None:
+def add(left: tf.Tensor | None, right: tf.Tensor | None) -> tf.Tensor | None:
     """Return the sum of two gradients, each of which may be None."""
-    if one is None or other is None:
-        return other if one is None else one
-    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+    if left is None or right is None:
+        return right if left is None else left
+    return tf.convert_to_tensor(left) + tf.convert_to_tensor(right)

@@ -104,7 +104,7 @@ def reduce_chain(
     batch, size = matrices.shape[1], matrices.shape[2]
     product, addend = computation.compute(
         "scan_reduce",
-        [matrices, _or_absent(addends, matrices.dtype)],
+        [matrices, computation.or_empty(addends, matrices.dtype)],
         [
             tf.TensorSpec([batch, size, size], matrices.dtype),
             tf.TensorSpec([batch, size], matrices.dtype),
@@ -127,7 +127,7 @@ def run(
     steps = None if matrices.shape[0] is None else matrices.shape[0] + 1
     (vectors,) = computation.compute(
         "scan",
-        [matrices, vector, _or_absent(addends, matrices.dtype)],
+        [matrices, vector, computation.or_empty(addends, matrices.dtype)],
         [tf.TensorSpec([steps, *vector.shape], matrices.dtype)],
         adjoint=adjoint,
         adds=addends is not None,
@@ -187,10 +187,6 @@ def _gradient_of_op(op: tf.Operation, upstream: tf.Tensor) -> list[tf.Tensor | N
     return [*derivatives[:2], derivatives[2] if read["adds"] == "1" else None]
 
 
-def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
-    return computation.absent(dtype) if tensor is None else tensor
-
-
 def levels_of(levels: Any) -> int:
     """Return the number for the argument `levels` of `scan`, or raise ValueError."""
     if levels is None:
@@ -223,6 +219,6 @@ def check(matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None = No
     for name, expected in (("vector", matrices.shape[1:3]), ("addends", matrices.shape[:3])):
         if name in tensors and not tensors[name].shape.is_compatible_with(expected):
             raise ValueError(
-                f"scan: `{name}` must have the shape {expected}, as the matrices of shape "
-                f"{matrices.shape} have it. Received: {tensors[name].shape}"
+                f"scan: `{name}` must have the shape {expected}, to match matrices of shape "
+                f"{matrices.shape}. Received: {tensors[name].shape}"
             )

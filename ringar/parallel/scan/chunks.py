@@ -1,8 +1,9 @@
 """SimpleRNN, GRU and LSTM in chunks of steps, one call after the other.
 
 `pack` brings the kernels into the order in which the products read them, once for all chunks;
-`recurrent.forward` takes that. `backward` adds the gradients of the weights to sums that go from
-chunk to chunk, and `weight_gradients` returns them. tf_ops/kernels/recurrent_chunks.cc has the ops.
+`recurrent.forward` takes the result. `backward` adds the gradients of the weights to sums that go
+from chunk to chunk, and `weight_gradients` returns them. tf_ops/kernels/recurrent_chunks.cc has the
+ops.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ def backward(
         d_states: as of `recurrent.backward`.
         d_last: as of `recurrent.backward`.
         packed: the result of `pack`, for the way back.
-        sums: what the chunk before, which has the later steps, has returned; None for the first.
+        sums: the sums of the previous call, whose chunk has the later steps; None for the first.
             Nothing else may read them: they are overwritten where TensorFlow allows it.
         options: the options of the scan.
-        with_inputs: as of `recurrent.backward`; without, the first result is None.
+        with_inputs: as of `recurrent.backward`; if false, the first result is None.
     """
     h = saved[0]
-    rest = [recurrent.or_absent(d, h.dtype) for d in (d_states, d_last)]
+    rest = [computation.or_empty(d, h.dtype) for d in (d_states, d_last)]
     before = tf.zeros([0, 0], h.dtype) if sums is None else sums
     d_inputs, d_initial, added = computation.compute(
         f"{sequence.cell.name}_chunk_gradient",
@@ -77,14 +78,14 @@ def backward(
 
 
 def weight_gradients(sequence: Sequence, sums: tf.Tensor) -> list[tf.Tensor]:
-    """Return the gradients of the weights, as `Sequence.given` lists them, of a whole sequence.
+    """Return the gradients of a whole sequence's weights, in the order of `Sequence.tensors`.
 
     Args:
         sequence: the call of any chunk.
-        sums: what `backward` has returned for the last one, which has the first steps.
+        sums: the sums that `backward` has returned for the last chunk, with the first steps.
     """
-    tensors = sequence.given()
-    biases = [recurrent.or_absent(b, sums.dtype) for b in (sequence.bias, sequence.recurrent_bias)]
+    tensors = sequence.tensors()
+    biases = [computation.or_empty(b, sums.dtype) for b in (sequence.bias, sequence.recurrent_bias)]
     results = computation.compute(
         f"{sequence.cell.name}_weights",
         [sums, sequence.kernel, sequence.recurrent_kernel, biases[0]],

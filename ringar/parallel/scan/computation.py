@@ -21,9 +21,9 @@ DTYPES = (tf.float32, tf.float64)
 MOST_THREADS = 1024
 
 
-def absent(dtype: tf.DType) -> tf.Tensor:
-    """Return the tensor that stands for an absent optional input."""
-    return tf.zeros([0], dtype)
+def or_empty(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
+    """Return an optional input, or the empty tensor that stands for None."""
+    return tf.zeros([0], dtype) if tensor is None else tensor
 
 
 def compute(
@@ -64,8 +64,8 @@ def _compiled(
     if compiled.target_device() != "CPU":
         raise errors.UnsupportedError(
             f"{name}: expected a function that is compiled for the CPU, received one for a GPU. "
-            'Compile it under tf.device("/CPU:0"), or leave it out of jit_compile; CuPy arrays '
-            "are taken by ringar.cupy.scan."
+            'Compile it under tf.device("/CPU:0"), or leave it out of jit_compile; for CuPy '
+            "arrays use ringar.cupy.scan."
         )
     compiled.check_failures_are_reported()
     for tensor in (*inputs, *outputs):
@@ -87,14 +87,14 @@ def _compiled(
     )
 
 
-def usable_threads(asked: Any) -> int:
+def usable_threads(count: Any) -> int:
     """Return the number of threads for a computation; by default that of TensorFlow's pool.
 
     Raises:
-        ValueError: `asked` is not a number of threads.
+        ValueError: `count` is not a number of threads.
     """
-    if asked is None:
+    if count is None:
         return threads.intra_op_threads() or threads.cores()
-    if isinstance(asked, bool) or not isinstance(asked, numbers.Integral) or asked < 1:
-        raise ValueError(f"`threads` must be None or an integer, 1 or more. Received: {asked!r}")
-    return min(int(asked), MOST_THREADS)
+    if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
+        raise ValueError(f"`threads` must be None or an integer, 1 or more. Received: {count!r}")
+    return min(int(count), MOST_THREADS)

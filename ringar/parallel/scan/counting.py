@@ -89,7 +89,7 @@ class Counter:
         self._elements = [dataclasses.replace(e, matrix=_pattern(e.matrix)) for e in elements]
         self._batch, self._scale, self.limit = batch, scale, limit
         # Scans of different levels share products. The operands are kept, so that ids stay unique.
-        self._made: dict[tuple[int, int], tuple[Any, Any, Element, Product]] = {}
+        self._products: dict[tuple[int, int], tuple[Any, Any, Element, Product]] = {}
 
     @property
     def length(self) -> int:
@@ -104,23 +104,23 @@ class Counter:
         """
         plan = tree.plan(self.length, levels)
         rounds: list[Round] = []
-        made: list[Product] = []
+        counted: list[Product] = []
 
         def operator(left: Element | None, right: Element) -> Any:
             result, product = self._multiply(left, right)
-            made.append(product)
+            counted.append(product)
             return result
 
-        def each(function: Callable[[Any], Any], steps: Iterable[Any]) -> list[Any]:
-            made.clear()
+        def run_steps(function: Callable[[Any], Any], steps: Iterable[Any]) -> list[Any]:
+            counted.clear()
             steps = list(steps)
             results = [function(step) for step in steps]
             if steps:
-                rounds.append(Round(steps[0].phase, steps[0].level, tuple(made)))
+                rounds.append(Round(steps[0].phase, steps[0].level, tuple(counted)))
             return results
 
-        products = tree.reduce([_VECTOR, *self._elements, None], plan, operator, each)
-        tree.sweep(products, plan, operator, each=each)
+        products = tree.reduce([_VECTOR, *self._elements, None], plan, operator, run_steps)
+        tree.sweep(products, plan, operator, mapper=run_steps)
         return rounds
 
     def _multiply(self, left: Any, right: Element) -> tuple[Any, Product]:
@@ -131,9 +131,9 @@ class Counter:
             size = right.matrix.shape[0]
             return _VECTOR, Product(flops, True, 0.0, size)
         key = (id(left), id(right))
-        if key not in self._made:
-            self._made[key] = (left, right, *self._multiply_matrices(left, right))
-        return self._made[key][2:]
+        if key not in self._products:
+            self._products[key] = (left, right, *self._multiply_matrices(left, right))
+        return self._products[key][2:]
 
     def _multiply_matrices(self, left: Element, right: Element) -> tuple[Element, Product]:
         first, second = same_blocks(left, right)

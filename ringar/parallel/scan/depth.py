@@ -181,7 +181,7 @@ class Depth:
         """Return the gradients of all stages, by number, given those of this rank's stages."""
         weights = {
             number: self._chain.stages[number].layer.trainable_weights
-            for number in sorted(route.wanted)
+            for number in sorted(route.weight_positions)
         }
         (dtype,) = {weight.dtype for of_stage in weights.values() for weight in of_stage}
         # The ranks are in the order of the stages.
@@ -224,21 +224,21 @@ class Depth:
         return [np.array([columns], np.int64)]
 
     def _compare(self, everyone: np.ndarray) -> list[np.ndarray]:
-        for digests, (what, remedy) in zip(everyone.T, _SAME, strict=True):
+        for digests, (data, remedy) in zip(everyone.T, _SAME, strict=True):
             if (digests != digests[0]).any():
-                each = ", ".join(
+                received = ", ".join(
                     f"{value:08x} (rank {rank})"
                     for value, rank in zip(digests, self._ranks.ranks, strict=True)
                 )
                 raise MismatchError(
-                    f"The ranks of `process_set` must have the same {what}, since they train one "
-                    f"model together. Received: {what} with the digests {each}. {remedy}"
+                    f"The ranks of `process_set` must have the same {data}, since they train one "
+                    f"model together. Received: {data} with the digests {received}. {remedy}"
                 )
         self._has_compared_weights = True
         return []
 
     def _stages(self, route: Route, positions: range) -> tuple[Stage, ...]:
-        numbers = route.used[positions.start : positions.stop]
+        numbers = route.numbers[positions.start : positions.stop]
         return tuple(self._chain.stages[number] for number in numbers)
 
 

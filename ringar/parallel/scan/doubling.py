@@ -55,12 +55,12 @@ class Line:
 
 
 def before(
-    own: P | None, line: Line, receive: Callable[[range, int, str], P], name: str
+    part: P | None, line: Line, receive: Callable[[range, int, str], P], name: str
 ) -> P | None:
     """Return the exclusive scan over the parts of all ranks.
 
     Args:
-        own: the part of this rank. At the first index it is a vector; at the last index it is not
+        part: the part of this rank. At the first index it is a vector; at the last index it is not
             used, and may be None.
         line: the ranks, in the order of the chain.
         receive: `receive(indices, source, name)` receives the composed part of the ranks with these
@@ -74,15 +74,15 @@ def before(
     while distance < line.size:
         label = f"{name}/{distance}"
         if index + distance < line.size:
-            assert own is not None
+            assert part is not None
             to = line.rank_at(index + distance)
-            send(own.tensors(), to, name=label, process_set=line.ranks)
+            send(part.tensors(), to, name=label, process_set=line.ranks)
         if index >= distance:
             indices = range(max(index - 2 * distance + 1, 0), index - distance + 1)
             received.append(receive(indices, line.rank_at(index - distance), label))
-            if own is not None and index + 2 * distance < line.size:  # it will be sent again
-                own = received[-1].then(own)
+            if part is not None and index + 2 * distance < line.size:  # it will be sent again
+                part = received[-1].then(part)
         distance *= 2
     if not received:
         return None
-    return functools.reduce(lambda vector, part: vector.then(part), reversed(received))
+    return functools.reduce(lambda vector, element: vector.then(element), reversed(received))

@@ -170,17 +170,17 @@ class Convolution:
         data = kernel.reshape(-1)[source]
         return csr(data, pattern.indices, pattern.indptr, self.shape)
 
-    def _places(self, wanted: np.ndarray) -> tuple[csr_array, np.ndarray]:
-        """Return the pattern of the entries of the wanted weights, and the weight of each entry."""
+    def _places(self, mask: np.ndarray) -> tuple[csr_array, np.ndarray]:
+        """Return the pattern of the entries of the weights in a mask, and each entry's weight."""
         vertical, horizontal = self._taps
         _, width, channels = self._input
         per_group, filters = self._kernel[2:]
-        number = np.arange(wanted.size, dtype=np.int32).reshape(self._kernel)
+        number = np.arange(mask.size, dtype=np.int32).reshape(self._kernel)
         # Narrow indices save megabytes for each million of entries.
         width_of_index = np.int32 if max(self.shape) < 2**31 else np.int64
         rows, columns, sources = [], [], []
         for ky, kx in np.ndindex(*self._kernel[:2]):
-            inner, outer = np.nonzero(wanted[ky, kx])
+            inner, outer = np.nonzero(mask[ky, kx])
             group = outer // (filters // self._groups)
             y, x = np.flatnonzero(vertical[:, ky] >= 0), np.flatnonzero(horizontal[:, kx] >= 0)
             start = vertical[y, ky][:, None] * width + horizontal[x, kx]

@@ -23,7 +23,7 @@ _Layer: Any = object  # the Keras layer that follows in the order of bases
 
 
 class _ScanRecurrent(_Layer):
-    """Replace the inner loop of a Keras layer; comes before them in the order of bases."""
+    """Replace the inner loop of a Keras layer; a mixin, before the layer in the order of bases."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class _ScanRecurrent(_Layer):
             last = self._vectors(cell_ops.last_state(sequence, options, *cut))
             shown = self._shown(last[0], mask)
             return shown, shown[:, None], last
-        each, last = cell_ops.states(sequence, options, *cut)
-        outputs = self._shown_each(each, mask)
+        step_states, last = cell_ops.states(sequence, options, *cut)
+        outputs = self._shown_each(step_states, mask)
         return outputs[:, -1], outputs, self._vectors(last)
 
     def get_config(self) -> dict[str, object]:
@@ -132,10 +132,10 @@ class _ScanRecurrent(_Layer):
         if self.cell.dropout or self.cell.recurrent_dropout:  # each rank would draw its own masks
             self._check_no_cut("`dropout` and `recurrent_dropout`")
 
-    def _check_no_cut(self, what: str) -> None:
+    def _check_no_cut(self, feature: str) -> None:
         if self.process_set is not None:
             raise ValueError(
-                f"{type(self).__qualname__}: {what} cannot be used with `process_set`, where "
+                f"{type(self).__qualname__}: {feature} cannot be used with `process_set`, where "
                 "each rank has a shard of the sequence. Leave one of them out."
             )
 
@@ -238,11 +238,11 @@ class ScanLSTM(_ScanRecurrent, keras.layers.LSTM):
     Args:
         units: the number of units.
         *args: as of the Keras layer.
-        backward: "serial", or "auto", which is the same here. A scan is not offered: its Jacobians
-            would be those of both vectors of the state, `2 * units` rows and columns, of which a
-            product costs eight times that of a GRU's, where the serial step costs a third more.
+        backward: "serial", or "auto", which is the same here. A scan is not offered: its Jacobians,
+            of both vectors of the state, would have `2 * units` rows and columns. Their products
+            would cost eight times those of a GRU, while the serial step costs a third more.
         threads: as of `ringar.layers.ScanSimpleRNN`.
-        process_set: None. Sequences cannot be sharded over ranks, which needs those Jacobians.
+        process_set: None. Sequences cannot be sharded over ranks: that needs these Jacobians.
         **kwargs: as of the Keras layer.
 
     Activations, shapes, masks and dtypes are as in `ringar.layers.ScanSimpleRNN`.
@@ -256,9 +256,9 @@ class ScanLSTM(_ScanRecurrent, keras.layers.LSTM):
         if self._levels > 0:
             raise ValueError(
                 f'ScanLSTM: `backward` must be "auto" or "serial". Received: {self.backward!r}. '
-                "A scan would multiply Jacobians of both vectors of the state, 2 * units rows and "
-                "columns, which takes more workers than 2 * units for each example to be faster "
-                "than the serial kernel. ScanGRU and ScanSimpleRNN have one."
+                "A scan would multiply Jacobians of both vectors of the state, of 2 * units rows "
+                "and columns. It would need more than 2 * units workers for each example to be "
+                "faster than the serial kernel. ScanGRU and ScanSimpleRNN have a scan."
             )
         return recurrent.lstm(
             _activation(self, "activation"), _activation(self, "recurrent_activation")
@@ -283,8 +283,8 @@ SimpleRNN, GRU, LSTM = ScanSimpleRNN, ScanGRU, ScanLSTM
 
 def _activation(layer: keras.layers.Layer, name: str) -> int:
     function = getattr(layer.cell, name)
-    for number, known in enumerate(ACTIVATIONS):
-        if function is keras.activations.get(known):
+    for number, activation in enumerate(ACTIVATIONS):
+        if function is keras.activations.get(activation):
             return number
     raise ValueError(
         f"{type(layer).__qualname__}: `{name}` must be one of {', '.join(ACTIVATIONS)}, whose "
@@ -293,9 +293,9 @@ def _activation(layer: keras.layers.Layer, name: str) -> int:
 
 
 def _levels(backward: str | int) -> int:
-    named = {"auto": CHOSEN, "serial": 0, "scan": WHOLE}
-    if isinstance(backward, str) and backward in named:
-        return named[backward]
+    choices = {"auto": CHOSEN, "serial": 0, "scan": WHOLE}
+    if isinstance(backward, str) and backward in choices:
+        return choices[backward]
     try:
         return levels_of(backward)
     except ValueError:

@@ -82,33 +82,33 @@ class Sequence:
     recurrent_bias: tf.Tensor | None = None
     mask: tf.Tensor | None = None
 
-    def given(self) -> list[tf.Tensor]:
+    def tensors(self) -> list[tf.Tensor]:
         """Return the tensors that have a gradient, in the order of the fields."""
         fields = (self.inputs, self.initial, self.kernel, self.recurrent_kernel)
         return [*fields, *[b for b in (self.bias, self.recurrent_bias) if b is not None]]
 
-    def of(self, *given: tf.Tensor) -> Sequence:
-        """Return the same call with other tensors, in the order of `given`."""
-        bias, recurrent_bias = [*given[4:], None, None][:2]
+    def of(self, *tensors: tf.Tensor) -> Sequence:
+        """Return the same call with other tensors, in the order of `Sequence.tensors`."""
+        bias, recurrent_bias = [*tensors[4:], None, None][:2]
         return dataclasses.replace(
             self,
-            inputs=given[0],
-            initial=given[1],
-            kernel=given[2],
-            recurrent_kernel=given[3],
+            inputs=tensors[0],
+            initial=tensors[1],
+            kernel=tensors[2],
+            recurrent_kernel=tensors[3],
             bias=bias,
             recurrent_bias=recurrent_bias,
         )
 
 
 def states(sequence: Sequence, options: Options) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return h after each step, (batch, steps, units), and what `last_state` returns."""
+    """Return h after each step, (batch, steps, units), and the result of `last_state`."""
     with_inputs = needs_input_gradient(sequence)
 
     def run(
-        *given: tf.Tensor,
+        *tensors: tf.Tensor,
     ) -> tuple[tuple[tf.Tensor, ...], Callable[..., list[tf.Tensor | None]]]:
-        sequence_here = sequence.of(*given)
+        sequence_here = sequence.of(*tensors)
         saved = forward(sequence_here, options.threads)
 
         def gradient(d_states: tf.Tensor, *d_rest: tf.Tensor) -> list[tf.Tensor | None]:
@@ -121,7 +121,7 @@ def states(sequence: Sequence, options: Options) -> tuple[tf.Tensor, tf.Tensor]:
             return (saved[0],), gradient
         return (saved[0], final_state(sequence_here.cell, saved)[:, saved[0].shape[2] :]), gradient
 
-    h, *rest = tf.custom_gradient(run)(*sequence.given())
+    h, *rest = tf.custom_gradient(run)(*sequence.tensors())
     return h, tf.concat([h[:, -1], *rest], axis=1)
 
 
@@ -132,8 +132,8 @@ def last_state(sequence: Sequence, options: Options) -> tf.Tensor:
     """
     with_inputs = needs_input_gradient(sequence)
 
-    def run(*given: tf.Tensor) -> Differentiable:
-        sequence_here = sequence.of(*given)
+    def run(*tensors: tf.Tensor) -> Differentiable:
+        sequence_here = sequence.of(*tensors)
         saved = forward(sequence_here, options.threads)
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor | None]:
@@ -141,21 +141,21 @@ def last_state(sequence: Sequence, options: Options) -> tf.Tensor:
 
         return final_state(sequence_here.cell, saved), gradient
 
-    return tf.custom_gradient(run)(*sequence.given())
+    return tf.custom_gradient(run)(*sequence.tensors())
 
 
 def needs_input_gradient(sequence: Sequence) -> bool:
-    """Return whether the gradient of the inputs will be asked for, as far as is known now.
+    """Return whether a tape may ask for the gradient of the inputs.
 
-    It is known not to be where a tape watches the weights and not the inputs, as in the first layer
-    of a model. `backward` may then leave out a product, a sixth of the arithmetic of a training
-    step where there are as many features as units.
+    No tape does if one watches the weights and not the inputs, as in the first layer of a model.
+    `backward` may then leave out a product, a sixth of the arithmetic of a training step where
+    there are as many features as units.
     """
     return is_watched(sequence.inputs) or not is_watched(sequence.recurrent_kernel)
 
 
 def is_watched(tensor: tf.Tensor) -> bool:
-    """Return whether a tape that is known now may ask for the gradient of a tensor."""
+    """Return whether a current tape may ask for the gradient of a tensor."""
     return bool(tape_record.should_record_backprop([tensor]))
 
 
@@ -173,7 +173,7 @@ def forward(sequence: Sequence, threads: int, packed: tf.Tensor | None = None) -
     outputs = [tf.TensorSpec([batch, steps, units], dtype)]
     if cell.saved_units:
         outputs.append(tf.TensorSpec([batch, steps, cell.saved_units * units], dtype))
-    rest = [or_absent(tensor, dtype) for tensor in (sequence.recurrent_bias, packed)]
+    rest = [computation.or_empty(tensor, dtype) for tensor in (sequence.recurrent_bias, packed)]
     inputs = [*fixed_inputs(sequence), *projection_inputs(sequence), *rest]
     return computation.compute(cell.name, inputs, outputs, **cell_options(cell, threads))
 
@@ -194,7 +194,7 @@ def backward(
     options: Options,
     with_inputs: bool = True,
 ) -> list[tf.Tensor | None]:
-    """Return the gradients of the tensors that `Sequence.given` lists.
+    """Return the gradients of `Sequence.tensors`.
 
     Args:
         sequence: the call.
@@ -203,13 +203,13 @@ def backward(
         d_last: an additional gradient with respect to the last state, of its shape, or None.
         options: the options of the scan.
         with_inputs: whether the gradient of the inputs is expected to be used. Otherwise it is
-            None in eager code. In a function it is then computed, if it is used after all, by the
-            whole way back once more: what nothing reads is not run.
+            None in eager code. A function then has a second backward pass for it, which runs only
+            if its result is used after all.
     """
-    tensors, dtype = sequence.given(), saved[0].dtype
-    biases = [or_absent(b, dtype) for b in (sequence.bias, sequence.recurrent_bias)]
+    tensors, dtype = sequence.tensors(), saved[0].dtype
+    biases = [computation.or_empty(b, dtype) for b in (sequence.bias, sequence.recurrent_bias)]
     rest = [tf.TensorSpec(tensor.shape, dtype) for tensor in (*tensors[1:4], *biases)]
-    upstream = [or_absent(d, dtype) for d in (d_states, d_last)]
+    upstream = [computation.or_empty(d, dtype) for d in (d_states, d_last)]
 
     def run(with_inputs: bool) -> list[tf.Tensor]:
         return computation.compute(
@@ -255,8 +255,8 @@ def fixed_inputs(sequence: Sequence) -> list[tf.Tensor]:
 
 
 def projection_inputs(sequence: Sequence) -> list[tf.Tensor]:
-    """Return the inputs of what a cell reads at each step."""
-    bias = or_absent(sequence.bias, sequence.inputs.dtype)
+    """Return the inputs of the projections that a cell reads at each step."""
+    bias = computation.or_empty(sequence.bias, sequence.inputs.dtype)
     return [sequence.inputs, sequence.kernel, bias]
 
 
@@ -264,11 +264,6 @@ def d_inputs_spec(sequence: Sequence, with_inputs: bool) -> tf.TensorSpec:
     """Return the spec of the gradient of the inputs, empty if it is left out."""
     shape = sequence.inputs.shape if with_inputs else [0]
     return tf.TensorSpec(shape, sequence.inputs.dtype)
-
-
-def or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
-    """Return a tensor, or what stands for None."""
-    return computation.absent(dtype) if tensor is None else tensor
 
 
 def cell_options(cell: Cell, threads: int) -> dict[str, int]:

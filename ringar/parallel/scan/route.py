@@ -19,12 +19,13 @@ class Route:
     them.
 
     Attributes:
-        used: the numbers of the stages whose Jacobians are multiplied, from the loss back.
-        wanted: the position of the outputs of each stage with trainable weights, by its number.
+        numbers: the numbers of the stages whose Jacobians are multiplied, from the loss back.
+        weight_positions: the position of the outputs of each stage with trainable weights, by the
+            stage's number.
     """
 
-    used: list[int]
-    wanted: dict[int, int]
+    numbers: list[int]
+    weight_positions: dict[int, int]
 
     @classmethod
     def of(cls, chain: Chain) -> Route:
@@ -32,16 +33,18 @@ class Route:
         stages = chain.stages
         trained = [number for number, stage in enumerate(stages) if _is_trained(stage)]
         # Stages before the first one with weights need no gradient.
-        used = [
+        numbers = [
             number for number in reversed(range(min(trained, default=len(stages)) + 1, len(stages)))
             if not stages[number].is_identity
         ]  # fmt: skip
-        return cls(used, {number: sum(later > number for later in used) for number in trained})
+        return cls(
+            numbers, {number: sum(later > number for later in numbers) for number in trained}
+        )
 
     @property
     def positions(self) -> int:
         """The number of positions."""
-        return len(self.used) + 1
+        return len(self.numbers) + 1
 
     def share(self, line: Line) -> range:
         """Return the positions of this rank, which has the Jacobian after each of them.

@@ -40,8 +40,8 @@ def last_state(sequence: Sequence, options: Options, ranks: ProcessSet) -> tf.Te
 
 
 def _run(sequence: Sequence, options: Options, ranks: ProcessSet, *, last_only: bool) -> tf.Tensor:
-    def run(*given: tf.Tensor) -> Differentiable:
-        shard = sequence.of(*given)
+    def run(*tensors: tf.Tensor) -> Differentiable:
+        shard = sequence.of(*tensors)
         shard = dataclasses.replace(shard, initial=_state_before(shard.initial, ranks))
         saved = recurrent.forward(shard, options.threads)
         last = saved[0][:, -1]
@@ -57,7 +57,7 @@ def _run(sequence: Sequence, options: Options, ranks: ProcessSet, *, last_only: 
 
         return (last if last_only else saved[0]), gradient
 
-    return tf.custom_gradient(run)(*sequence.given())
+    return tf.custom_gradient(run)(*sequence.tensors())
 
 
 def _state_before(initial: tf.Tensor, ranks: ProcessSet) -> tf.Tensor:
@@ -68,7 +68,7 @@ def _state_before(initial: tf.Tensor, ranks: ProcessSet) -> tf.Tensor:
 
 
 def _back(
-    own: Sequence,
+    shard: Sequence,
     saved: list[tf.Tensor],
     d_states: tf.Tensor | None,
     d_last: tf.Tensor,
@@ -82,7 +82,7 @@ def _back(
 
     def local_backward(entering: tf.Tensor) -> list[tf.Tensor]:
         last = entering if d_states is not None else entering + d_last
-        return recurrent.backward(own, saved, d_states, last, options)
+        return recurrent.backward(shard, saved, d_states, last, options)
 
     line, nothing = doubling.Line(ranks, ranks.size(), reverse=True), tf.zeros_like(d_last)
     if line.index == 0:  # the end of the sequence, which sends a vector
@@ -91,12 +91,12 @@ def _back(
         return gradients
     part = None
     if line.index + 1 < line.size:
-        part = _reduce(own, saved, d_states, d_last, options)
+        part = _reduce(shard, saved, d_states, d_last, options)
     return local_backward(across.exchange(part, nothing, line))
 
 
 def _reduce(
-    own: Sequence,
+    shard: Sequence,
     saved: list[tf.Tensor],
     d_states: tf.Tensor | None,
     d_last: tf.Tensor,
@@ -107,5 +107,5 @@ def _reduce(
     if d_states is not None:  # the addend at dL/dh_t is the upstream gradient of h_t; none at h_0
         by_step = tf.transpose(d_states, [1, 0, 2])
         addends = tf.concat([tf.zeros_like(d_last)[None], by_step[:-1]], axis=0)
-    jacobians = recurrent.jacobians(own, saved, options.threads)
+    jacobians = recurrent.jacobians(shard, saved, options.threads)
     return across.reduce_shard(jacobians, d_last, addends, True, options.threads)

@@ -34,8 +34,8 @@ class Sequential(keras.Sequential):
 
     Each product of matrices has fewer zeros than its factors, and costs far more than a product
     with a vector. For most nets the plain chain, `levels=0`, is the fastest on a few cores, and
-    `keras.Sequential` is faster still. `benchmarks.scan.analysis` counts what a scan of a given net
-    costs.
+    `keras.Sequential` is faster still. `benchmarks.scan.analysis` counts the operations
+    of a scan of a given net.
 
     With a `process_set`, such as `ringar.global_process_set`, its ranks share the backward pass of
     one model. All ranks must have the same examples and initial weights; both are checked. Each

@@ -17,7 +17,7 @@ def scipy_sparse(
     """Return the module `scipy.sparse`.
 
     Args:
-        purpose: the begin of the sentence that the error has about SciPy.
+        purpose: the beginning of the error's sentence about SciPy.
 
     Raises:
         ImportError: SciPy is missing; the error says how to install it.

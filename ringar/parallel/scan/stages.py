@@ -99,13 +99,13 @@ class Chain:
             ValueError: a layer is not supported; the error names it.
         """
         _check_dtypes(net)
-        shape = _known(input_shape, net[0])
+        shape = _example_shape(input_shape, net[0])
         stages: list[Stage] = []
         finish: Callable[[Any], Any] = keras.activations.linear
         for layer in net:
             check(layer)
             stages += _LINEAR[type(layer)](layer, shape) if type(layer) in _LINEAR else []
-            shape = _known(layer.compute_output_shape((None, *shape))[1:], layer)
+            shape = _example_shape(layer.compute_output_shape((None, *shape))[1:], layer)
             function = layer if type(layer) in _FUNCTIONS else _activation(layer)
             if layer is net[-1]:
                 finish = function
@@ -279,11 +279,11 @@ def _without_activation(layer: keras.layers.Layer) -> Iterator[None]:
         layer.activation = activation
 
 
-def _known(shape: Sequence[int | None], layer: keras.layers.Layer) -> Shape:
+def _example_shape(shape: Sequence[int | None], layer: keras.layers.Layer) -> Shape:
     if None in shape:
         raise ValueError(
             "The shape of an example must be known in each layer, since Jacobians are made for it. "
-            f"Received: {tuple(shape)} at layer {layer.name}. Begin with `keras.Input(shape)`, all "
-            "of whose numbers are given."
+            f"Received: {tuple(shape)} at layer {layer.name}. Begin with a "
+            "`keras.Input(shape)` that does not contain None."
         )
     return tuple(int(number) for number in shape if number is not None)

@@ -20,26 +20,24 @@ right one that ends in r.
 - Up-sweep, level 0 first. The right end gets the product of the pair: a[r] <- a[l] ⋄ a[r]. The pair
   at the end of the chain is left out, since no prefix has all of it.
 - Serial. After `levels` levels, the prefix of each block follows from the prefix of the block to
-its
-  left.
+  its left.
 - Down-sweep, level 0 last. The prefix of the left block is that of the pair; the prefix of the
-right
-  block includes the left block, too: t = a[l]; a[l] <- a[r]; a[r] <- a[r] ⋄ t. The operands are in
-  the reverse order of Blelloch's scan of numbers.
+  right block includes the left block, too: t = a[l]; a[l] <- a[r]; a[r] <- a[r] ⋄ t. The operands
+  are in the reverse order of Blelloch's scan of numbers.
 
 `levels=0` is the plain chain of matrix-vector products. With all levels, log2 of the length, there
 is no serial part. The paper's hybrid is in between: it makes fewer products of two matrices, which
 get denser with each level.
 
 **Operations.** Only the up-sweep multiplies matrices by matrices, and not in its leftmost pairs,
-which have the vector; all other products are matrix times vector. Of m elements, the chain makes m
-- 2 products in m - 2 rounds. All levels make less than 2m products, in 2 log2(m) - 2 rounds whose
+which have the vector; all other products are matrix times vector. Of m elements, the chain makes
+m - 2 products in m - 2 rounds. All levels make less than 2m products, in 2 log2(m) - 2 rounds whose
 products are independent of each other. The gain depends on the cost of products of two matrices,
 which is higher than with a vector: `benchmarks.scan.analysis` counts the operations.
 
 **Across ranks.** `reduce` and `sweep` are separate functions for elements on several ranks: a rank
-reduces its shard of the chain (`plan(..., whole=True)`) to one element, a scan over ranks computes
-the prefix of each shard, and each rank sweeps down from its prefix (`incoming`).
+reduces its shard of the chain (`plan(..., with_total=True)`) to one element, a scan over ranks
+computes the prefix of each shard, and each rank sweeps down from its prefix (`incoming`).
 """
 
 from __future__ import annotations
@@ -122,17 +120,17 @@ def most_levels(length: int) -> int:
     return max(length - 1, 0).bit_length()
 
 
-def plan(length: int, levels: int | None = None, *, whole: bool = False) -> Plan:
+def plan(length: int, levels: int | None = None, *, with_total: bool = False) -> Plan:
     """Return the steps of a scan.
 
     Args:
         length: the number of elements.
         levels: the number of levels, at most all of them, which is the default.
-        whole: whether `reduce` computes the product of all elements, too, as its last element; this
-            needs all levels.
+        with_total: whether `reduce` computes the product of all elements, too, as its last element;
+            this needs all levels.
 
     Raises:
-        ValueError: a number is negative, or `whole` is true without all levels.
+        ValueError: a number is negative, or `with_total` is true without all levels.
     """
     if length < 0 or (levels is not None and levels < 0):
         raise ValueError(
@@ -141,7 +139,7 @@ def plan(length: int, levels: int | None = None, *, whole: bool = False) -> Plan
         )
     most = most_levels(length)
     levels = most if levels is None else min(levels, most)
-    if whole and levels < most:
+    if with_total and levels < most:
         raise ValueError(
             f"`levels` must be all {most} of them for the product of all {length} elements. "
             f"Received: levels={levels}"
@@ -149,7 +147,7 @@ def plan(length: int, levels: int | None = None, *, whole: bool = False) -> Plan
     up, down = [], []
     for level in range(levels):
         pairs = _pairs(length, level)
-        steps = [_up(level, *pair) for pair in pairs if whole or pair[1] < length - 1]
+        steps = [_up(level, *pair) for pair in pairs if with_total or pair[1] < length - 1]
         up.append(tuple(steps))
         down.append(tuple(_down(level, *pair) for pair in pairs))
     ends = _ends(length, levels)
@@ -161,7 +159,7 @@ def plan(length: int, levels: int | None = None, *, whole: bool = False) -> Plan
 
 
 def scan(
-    elements: Sequence[Any], operator: Operator, levels: int | None = None, each: Map = map
+    elements: Sequence[Any], operator: Operator, levels: int | None = None, mapper: Map = map
 ) -> list[Any]:
     """Return the exclusive prefixes of `elements`.
 
@@ -169,17 +167,17 @@ def scan(
         elements: a vector and matrices; the last one is not used, and may be any object.
         operator: `operator(left, right)`, associative, without side effects.
         levels: as for `plan`.
-        each: applies a function to each step of a round: `executor.map` does so concurrently.
+        mapper: applies a function to each step of a round: `executor.map` does so concurrently.
 
     Returns:
         The product of the elements before i, for each i; None at 0.
     """
     steps = plan(len(elements), levels)
-    return sweep(reduce(elements, steps, operator, each), steps, operator, each=each)
+    return sweep(reduce(elements, steps, operator, mapper), steps, operator, mapper=mapper)
 
 
 def reduce(
-    elements: Sequence[Any], steps: Plan, operator: Operator, each: Map = map
+    elements: Sequence[Any], steps: Plan, operator: Operator, mapper: Map = map
 ) -> list[Any]:  # fmt: skip
     """Return the up-sweep.
 
@@ -188,7 +186,7 @@ def reduce(
     """
     products = list(elements)
     for steps_of_level in steps.up:
-        results = each(lambda step: operator(products[step.left], products[step.right]),
+        results = mapper(lambda step: operator(products[step.left], products[step.right]),
                        steps_of_level)  # fmt: skip
         for step, result in zip(steps_of_level, list(results), strict=True):
             products[step.right] = result
@@ -196,7 +194,11 @@ def reduce(
 
 
 def sweep(
-    products: Sequence[Any], steps: Plan, operator: Operator, incoming: Any = None, each: Map = map
+    products: Sequence[Any],
+    steps: Plan,
+    operator: Operator,
+    incoming: Any = None,
+    mapper: Map = map,
 ) -> list[Any]:
     """Return the serial part and the down-sweep.
 
@@ -205,7 +207,7 @@ def sweep(
         steps: the plan.
         operator: as for `scan`.
         incoming: the prefix of the first element, or None.
-        each: as for `scan`.
+        mapper: as for `scan`.
 
     Returns:
         The prefix of each element.
@@ -220,7 +222,7 @@ def sweep(
         return products[step.left] if prefix is None else operator(prefix, products[step.left])
 
     for steps_of_round in steps.down:
-        results = list(each(product, steps_of_round))
+        results = list(mapper(product, steps_of_round))
         for step, result in zip(steps_of_round, results, strict=True):
             if step.phase is Phase.DOWN:
                 before[step.left] = before[step.right]

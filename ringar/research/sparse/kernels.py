@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from ringar.parallel.scan.computation import absent, compute
+from ringar.parallel.scan.computation import compute, or_empty
 from ringar.research.sparse.matrices import scipy_sparse
 from ringar.research.sparse.plan import LayerPlan, Pattern
 
@@ -83,7 +83,7 @@ class Product:
             return self._multiply(values, bias, own_states, ghosts), backward
 
         has_bias = bias is not None
-        return multiply(values, bias if has_bias else absent(values.dtype), own_states, ghosts)
+        return multiply(values, or_empty(bias if has_bias else None, values.dtype), own_states, ghosts)
 
     def _multiply_native(
         self, values: tf.Tensor, bias: tf.Tensor, own_states: tf.Tensor, ghosts: tf.Tensor

@@ -50,7 +50,7 @@ def evaluate(stack: Stack) -> list[tf.Tensor]:
         The states of the last layer at each step, (batch, steps, units), or after the last one,
         (batch, units); then for each layer (batch, vectors * units).
     """
-    arguments = [layer.given() for layer in stack.layers]
+    arguments = [layer.tensors() for layer in stack.layers]
     # All ranks take part where the gradient of the inputs is sent.
     is_sent = stack.links is not None and stack.spreads[0]
     with_inputs = is_sent or recurrent.needs_input_gradient(stack.layers[0])
@@ -253,7 +253,7 @@ class _Evaluation:
                 weight_gradients = chunks.weight_gradients(layer, sums[number])
                 gradients += [self._for_average(gradient) for gradient in weight_gradients]
             else:
-                gradients += [tf.zeros_like(tensor) for tensor in layer.given()[2:]]
+                gradients += [tf.zeros_like(tensor) for tensor in layer.tensors()[2:]]
         return gradients
 
     def _input_gradient(self, left: list[tf.Tensor | None]) -> tf.Tensor | None:

@@ -85,14 +85,14 @@ def test_a_pixel_is_sent_once_to_each_rank_that_needs_it_and_to_no_other() -> No
     for receiver in range(6):
         count = np.zeros((11, 9), int)
         for sender in range(6):
-            box = reach.sent(sender, receiver)
+            box = reach.message(sender, receiver)
             count[box.rows.slice, box.columns.slice] += 1
         needs = reach.needs(receiver)
         expected = np.zeros_like(count)
         expected[needs.rows.slice, needs.columns.slice] = 1
         np.testing.assert_array_equal(count, expected)
     total = sum(reach.pixels_sent(part) for part in range(6))
-    of_others = (reach.needs(part).area - reach.sent(part, part).area for part in range(6))
+    of_others = (reach.needs(part).area - reach.message(part, part).area for part in range(6))
     assert total == sum(of_others)
 
 

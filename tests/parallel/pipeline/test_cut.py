@@ -73,7 +73,7 @@ def test_a_mask_prevents_a_cut() -> None:
     ("names", "message"),
     [
         (["nothing"], "must be names of layers of the model"),
-        (["logits"], "that others follow"),
+        (["logits"], "not of the last one"),
         (["add1", "stem"], "in the order in which they run"),
         (["stem", "stem"], "in the order in which they run"),
         (["stem"], "names of `modules - 1` layers"),

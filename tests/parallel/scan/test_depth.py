@@ -143,7 +143,7 @@ def test_stretches(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any number of ranks: every position is some rank's, and the shares are even."""
     model = nets.build("deep")
     route = Route.of(Chain.of(model.layers, (5,)))
-    assert sorted(set(route.wanted.values())) == list(range(0, 23, 2))
+    assert sorted(set(route.weight_positions.values())) == list(range(0, 23, 2))
     ranks = ringar.ProcessSet(range(size))
     shares = []
     for rank in range(size):

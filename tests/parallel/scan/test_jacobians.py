@@ -176,7 +176,7 @@ def test_places_are_found_once() -> None:
     pattern = jacobians.Convolution((5, 6, 2), (3, 3, 2, 4))
     calls = []
     find = pattern._places
-    pattern._places = lambda wanted: calls.append(1) or find(wanted)  # type: ignore[method-assign,func-returns-value]
+    pattern._places = lambda mask: calls.append(1) or find(mask)  # type: ignore[method-assign,func-returns-value]
     kernel = np.random.default_rng(0).normal(size=(3, 3, 2, 4))
     one, two = pattern.transposed(kernel), pattern.transposed(2 * kernel)
     assert len(calls) == 1

@@ -118,7 +118,7 @@ def test_a_chain_that_is_spread_over_ranks(length: int, parts: int) -> None:
     """Each part is reduced to one element; then each sweeps down from what comes before it."""
     elements = letters(length * parts)
     shards = [elements[i * length : (i + 1) * length] for i in range(parts)]
-    steps = tree.plan(length, whole=True)
+    steps = tree.plan(length, with_total=True)
     products = [tree.reduce(shard, steps, text) for shard in shards]
     before = tree.scan([one[-1] for one in products], text)
     found = [
@@ -132,4 +132,4 @@ def test_numbers_out_of_range() -> None:
     with pytest.raises(ValueError, match="must not be negative. Received: length=3, levels=-1"):
         tree.plan(3, -1)
     with pytest.raises(ValueError, match="must be all 3 of them for the product of all 8"):
-        tree.plan(8, 2, whole=True)
+        tree.plan(8, 2, with_total=True)

@@ -40,9 +40,11 @@ def test_every_dtype_with_splits(mode: str, dtype: str) -> None:
     for case, tail in enumerate(TAILS):
         splits = [splits_of(r, case) for r in range(ringar.size())]
         arrays = [common.values(dtype, (sum(split), *tail), r) for r, split in enumerate(splits)]
-        own = splits[ringar.rank()]
+        row_counts = splits[ringar.rank()]
         result, counts = common.run(
-            mode, lambda t, own=own: ringar.alltoall(t, own), arrays[ringar.rank()]
+            mode,
+            lambda t, row_counts=row_counts: ringar.alltoall(t, row_counts),
+            arrays[ringar.rank()],
         )
         common.assert_same(result, expected(arrays, splits), (case, tail))
         common.assert_same(counts, np.array([s[ringar.rank()] for s in splits], np.int64))
@@ -51,14 +53,14 @@ def test_every_dtype_with_splits(mode: str, dtype: str) -> None:
 @pytest.mark.parametrize("way", ["numpy", "eager", "graph"])
 def test_every_dtype_with_splits_in_one_function(way: str) -> None:
     splits = [splits_of(r, 0) for r in range(ringar.size())]
-    own, rank = splits[ringar.rank()], ringar.rank()
+    row_counts, rank = splits[ringar.rank()], ringar.rank()
     inputs = [
         [common.values(dtype, (sum(split), 3), r) for r, split in enumerate(splits)]
         for dtype in common.MOVED
     ]
     results = common.run(
         way,
-        lambda *ts: [ringar.alltoall(t, own)[0] for t in ts],
+        lambda *ts: [ringar.alltoall(t, row_counts)[0] for t in ts],
         *[arrays[rank] for arrays in inputs],
     )
     for dtype, arrays, result in zip(common.MOVED, inputs, results, strict=True):
@@ -132,8 +134,8 @@ def test_kinds_of_splits(kind: str) -> None:
         splits = tf.constant(splits, kind)
     received, counts = ringar.alltoall(tensor, splits)
     rank = ringar.rank()  # which gets rank + 1 rows of everybody
-    mine = list(range(sum(splits)))[rank * (rank + 1) // 2 :][: rank + 1]
-    assert received.numpy().tolist() == mine * ranks
+    expected = list(range(sum(splits)))[rank * (rank + 1) // 2 :][: rank + 1]
+    assert received.numpy().tolist() == expected * ranks
     assert counts.numpy().tolist() == [rank + 1] * ranks
     assert counts.dtype == tf.int64
 
@@ -148,8 +150,8 @@ def test_splits_of_a_graph_are_data() -> None:
         splits = np.zeros(ranks, np.int64)
         splits[turn] = 4
         received, counts = send(tf.fill([4], rank), splits)
-        sent = [r for r in range(ranks) for _ in range(4)] if turn == rank else []
-        assert received.numpy().tolist() == sent
+        expected = [r for r in range(ranks) for _ in range(4)] if turn == rank else []
+        assert received.numpy().tolist() == expected
         assert counts.numpy().tolist() == ([4] * ranks if turn == rank else [0] * ranks)
 
 

@@ -111,8 +111,8 @@ def test_compression(mode: str, name: str) -> None:
 def test_is_a_part_of_the_allreduce(mode: str) -> None:
     """Bit for bit, whichever way the library takes."""
     array = common.of_all_ranks("float32", (40_001,))[ringar.rank()]
-    whole, part = common.run(mode, lambda t: [ringar.allreduce(t), ringar.reducescatter(t)], array)
-    common.assert_same(part, share(whole))
+    total, part = common.run(mode, lambda t: [ringar.allreduce(t), ringar.reducescatter(t)], array)
+    common.assert_same(part, share(total))
 
 
 def test_one_graph_for_all_rows() -> None:

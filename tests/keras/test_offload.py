@@ -30,29 +30,29 @@ def trained(
     rank: int, names: Any, steps: int = 6, eagerly: bool = False, **options: Any
 ) -> dict[str, list[np.ndarray]]:
     """Train variables by each optimizer, all in one graph; return values and slots."""
-    own = {name: variables(name) for name in names}
-    made = {
+    groups = {name: variables(name) for name in names}
+    optimizers = {
         name: ringar.DistributedOptimizer(OPTIMIZERS[name](), shard="optimizer", **options)
         for name in names
     }
-    for name, its in own.items():
-        made[name].build(its)
-        has_slots = len(made[name].variables) > 2  # not only the learning rate, and a count
+    for name, weights in groups.items():
+        optimizers[name].build(weights)
+        has_slots = len(optimizers[name].variables) > 2  # not only the learning rate, and a count
         assert (has_slots and options.get("offload") == "disk") == any(
-            isinstance(slot, OnDiskSlot) for slot in made[name].variables
+            isinstance(slot, OnDiskSlot) for slot in optimizers[name].variables
         )
 
     def step(number: tf.Tensor) -> None:
-        for name, its in own.items():
-            gradients = [tf.sin(v.value * float(rank + 1) + number) for v in its]
-            made[name].apply(gradients, its)
+        for name, weights in groups.items():
+            gradients = [tf.sin(v.value * float(rank + 1) + number) for v in weights]
+            optimizers[name].apply(gradients, weights)
 
     take = step if eagerly else tf.function(step, autograph=False)
     for number in range(steps):
         take(tf.constant(float(number)))
     return {
-        name: [np.asarray(v.numpy()) for v in [*its, *made[name].variables]]
-        for name, its in own.items()
+        name: [np.asarray(v.numpy()) for v in [*weights, *optimizers[name].variables]]
+        for name, weights in groups.items()
     }
 
 
@@ -115,20 +115,20 @@ class Stop(keras.callbacks.Callback):
 def test_backup_resumes_bit_for_bit(
     shared_tmp_path: Path, rank: int, exchange: Callable[[Any], Any]
 ) -> None:
-    def made() -> keras.Model:
+    def build() -> keras.Model:
         model = common.dense_model()
         adam = ringar.DistributedOptimizer(K.Adam(0.01), shard="gradients", offload="disk")
         model.compile(adam, "mse")
         return model
 
-    whole, stopped, resumed = made(), made(), made()
-    fit(whole, epochs=2)
+    uninterrupted, interrupted, resumed = build(), build(), build()
+    fit(uninterrupted, epochs=2)
     backup = keras.callbacks.BackupAndRestore(shared_tmp_path / str(rank), delete_checkpoint=False)
     with pytest.raises(KeyboardInterrupt):
-        fit(stopped, backup, Stop(), epochs=2)
+        fit(interrupted, backup, Stop(), epochs=2)
     exchange("stopped")
     fit(resumed, backup, epochs=2)
-    assert_same(state(resumed), state(whole))
+    assert_same(state(resumed), state(uninterrupted))
     exchange("done")
 
 
@@ -145,9 +145,9 @@ def test_a_folder_that_cannot_be_written_is_an_error_on_all_ranks(
     model = common.dense_model()
     model.compile(ringar.DistributedOptimizer(K.Adam(0.01), **options), "mse")
     before = common.values(model)
-    told = rf"(?s)rank {rank} \| .*with room for .*No such file.*\(rank {size - 1}\); make room"
+    message = rf"(?s)rank {rank} \| .*with room for .*No such file.*\(rank {size - 1}\); make room"
     for _ in range(2):  # this optimizer has no slots, whatever has become of the folder
-        with pytest.raises(OSError, match=told):
+        with pytest.raises(OSError, match=message):
             fit(model)
         assert_same(common.values(model), before)
         folder.mkdir(exist_ok=True)

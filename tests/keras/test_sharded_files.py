@@ -55,12 +55,12 @@ def test_file_is_that_of_plain_training_and_loads_in_any_way(
     exchange: Callable[[Any], Any],
 ) -> None:
     policy(dtype)
-    whole, cut = trained(None), trained("optimizer")
+    plain, cut = trained(None), trained("optimizer")
     file = shared_tmp_path / "model.keras"
     cut.save(file)  # on every rank
     loaded = keras.models.load_model(file)  # without ringar
     assert type(loaded.optimizer) is (K.Adam if dtype == "float32" else K.LossScaleOptimizer)
-    assert_same(state(loaded), state(whole), 0.0 if size <= 2 else 1e-6)
+    assert_same(state(loaded), state(plain), 0.0 if size <= 2 else 1e-6)
 
     # In a job again it goes on as if it had not been saved, cut or not.
     again = ringar.load_model(file, shard="gradients")
@@ -169,6 +169,6 @@ def test_from_four_ranks_to_two_and_to_one(tmp_path: Path) -> None:
     for ranks in (2, 1):
         file = tmp_path / f"{ranks}.keras"
         run_job(ranks, LOAD, args=[str(of_four), str(file)]).check()
-    two, one = (keras.models.load_model(tmp_path / f"{n}.keras") for n in (2, 1))
-    assert common.number(two.optimizer.iterations) == 6
-    assert_same(state(two), state(one), 1e-6)
+    of_two_ranks, of_one_rank = (keras.models.load_model(tmp_path / f"{n}.keras") for n in (2, 1))
+    assert common.number(of_two_ranks.optimizer.iterations) == 6
+    assert_same(state(of_two_ranks), state(of_one_rank), 1e-6)

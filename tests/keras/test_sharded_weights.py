@@ -32,25 +32,27 @@ def variables(name: str) -> list[keras.Variable]:
 
 def trained(shard: Any, rank: int, jit: bool, names: Sequence[str]) -> dict[str, list[np.ndarray]]:
     """Train variables by each optimizer, all in one graph; return their values."""
-    own = {name: variables(name) for name in names}
-    made = {name: ringar.DistributedOptimizer(OPTIMIZERS[name](), shard=shard) for name in names}
-    for name, its in own.items():
-        made[name].build(its)
+    groups = {name: variables(name) for name in names}
+    optimizers = {
+        name: ringar.DistributedOptimizer(OPTIMIZERS[name](), shard=shard) for name in names
+    }
+    for name, weights in groups.items():
+        optimizers[name].build(weights)
 
     @tf.function(jit_compile=jit, autograph=False)
     def step(number: tf.Tensor) -> None:
-        for name, its in own.items():
+        for name, weights in groups.items():
             with tf.GradientTape() as tape:
-                values = [tf.convert_to_tensor(v) for v in its]
+                values = [tf.convert_to_tensor(v) for v in weights]
                 gradients = [tf.sin(value * float(rank + 1) + number) for value in values]
                 # The gradients of this loss are those, bit for bit.
-                both = zip(values, gradients, strict=True)
-                loss = tf.add_n([tf.reduce_sum(v * tf.stop_gradient(g)) for v, g in both])
-            made[name].apply(tape.gradient(loss, its), its)
+                pairs = zip(values, gradients, strict=True)
+                loss = tf.add_n([tf.reduce_sum(v * tf.stop_gradient(g)) for v, g in pairs])
+            optimizers[name].apply(tape.gradient(loss, weights), weights)
 
     for number in range(STEPS):
         step(tf.constant(float(number)))
-    return {name: [np.array(v.numpy()) for v in its] for name, its in own.items()}
+    return {name: [np.array(v.numpy()) for v in weights] for name, weights in groups.items()}
 
 
 @pytest.mark.ranks(2, 3, 4)
@@ -116,12 +118,12 @@ def transformer() -> keras.Model:
     x = L.Dense(8)(L.Reshape((6, 1))(inputs))
     for number in range(2):
         norm, attention = L.LayerNormalization(), L.MultiHeadAttention(2, 4)
-        wide, narrow = L.Dense(16, activation="gelu"), L.Dense(8)
+        expansion, contraction = L.Dense(16, activation="gelu"), L.Dense(8)
         y = norm(x)
         x = L.Add()([x, attention(y, y)])
-        x = L.Add()([x, narrow(wide(L.LayerNormalization()(x)))])
+        x = L.Add()([x, contraction(expansion(L.LayerNormalization()(x)))])
         if number == 0:
-            ringar.gather_together(norm, attention, wide, narrow)
+            ringar.gather_together(norm, attention, expansion, contraction)
     return keras.Model(inputs, L.Dense(1)(L.Flatten()(x)))
 
 
@@ -168,8 +170,8 @@ class Parts(keras.layers.Layer):
             with tf.GradientTape() as tape:
                 tape.watch([x, *variables])
                 y = self.first(x)
-            first, *others = tape.gradient(y, [x, *variables], upstream)
-            return first, others
+            slope_of_input, *slopes = tape.gradient(y, [x, *variables], upstream)
+            return slope_of_input, slopes
 
         return self.first(x), backward
 
@@ -235,10 +237,10 @@ def test_models_train_as_without_shards(name: str, options: dict[str, Any], size
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize(
-    ("known", "jit"), [(False, False), fast_if(False, True, False), fast_if(False, True, True)]
+    ("has_length", "jit"), [(False, False), fast_if(False, True, False), fast_if(False, True, True)]
 )
 def test_ranks_without_data_train_their_slices(
-    known: bool, jit: bool, rank: int, size: int, exchange: Callable[[Any], Any]
+    has_length: bool, jit: bool, rank: int, size: int, exchange: Callable[[Any], Any]
 ) -> None:
     batches = uneven.batches_of(size, common.regression)
     of_both = []
@@ -246,7 +248,7 @@ def test_ranks_without_data_train_their_slices(
         model = common.dense_model(kernel_constraint="max_norm")
         optimizer = ringar.DistributedOptimizer(K.SGD(0.1, momentum=0.9), shard=shard)
         model.compile(optimizer, "mse", jit_compile=jit)
-        data = uneven.dataset(batches[rank], known)
+        data = uneven.dataset(batches[rank], has_length)
         first = ringar.callbacks.Distributed()
         model.fit(data, epochs=2, verbose=0, validation_data=data, callbacks=[first])
         of_both.append([*common.values(model), *map(np.asarray, model.history.history.values())])
@@ -308,9 +310,9 @@ def test_a_rank_keeps_its_slice(size: int, rank: int) -> None:
         model = common.dense_model()
     expected = common.values(common.dense_model())
     assert common.largest_difference(common.values(model), expected) == 0.0
-    for weight, whole in zip(model.weights, expected, strict=True):
-        its = slice_of(weight)
-        assert its.storage.shape == (-(-whole.size // size),)
-        assert tuple(weight.shape) == whole.shape
-        part = np.array_split(whole.ravel(), size)[rank]
-        np.testing.assert_array_equal(its.storage.numpy()[: part.size], part)
+    for weight, value in zip(model.weights, expected, strict=True):
+        piece = slice_of(weight)
+        assert piece.storage.shape == (-(-value.size // size),)
+        assert tuple(weight.shape) == value.shape
+        part = np.array_split(value.ravel(), size)[rank]
+        np.testing.assert_array_equal(piece.storage.numpy()[: part.size], part)

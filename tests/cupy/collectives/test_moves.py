@@ -63,8 +63,8 @@ def test_broadcast_in_place_and_into_arrays_that_are_there(gpu: Gpu) -> None:
     assert ringar.cupy.broadcast(array, root, out=other) is other
     common.assert_same(array.get(), inputs[rank])
     assert ringar.cupy.broadcast(array, root, out=array) is array
-    for one in (array, other):
-        common.assert_same(one.get(), inputs[root])
+    for result in (array, other):
+        common.assert_same(result.get(), inputs[root])
 
     groups = [[common.values(d, (4,), r) for d in ("int64", "bool")] for r in range(root + 1)]
     group = [gpu.put(a) for a in groups[rank]]

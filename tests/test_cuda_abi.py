@@ -170,8 +170,8 @@ def folders() -> list[Path]:
     spec = importlib.util.find_spec("nvidia")
     shared = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
     names = ("cuda_runtime", "nccl", "cu13")
-    found = [folder / name / "include" for folder in shared for name in names]
-    return [*found, Path("/usr/local/cuda/include"), Path("/usr/include")]
+    packages = [folder / name / "include" for folder in shared for name in names]
+    return [*packages, Path("/usr/local/cuda/include"), Path("/usr/include")]
 
 
 def headers_of(name: str, folder: Path) -> list[str]:
@@ -191,7 +191,7 @@ def headers_of(name: str, folder: Path) -> list[str]:
 
 def constants(name: str) -> str:
     pairs = CONSTANTS[name].items()
-    checks = [f"static_assert(int({ours}) == int({theirs}));" for ours, theirs in pairs]
+    checks = [f"static_assert(int({constant}) == int({macro}));" for constant, macro in pairs]
     return "\n".join([*checks, "}", ""])
 
 
@@ -229,7 +229,7 @@ def test_the_header_stands_alone(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow  # the comparison itself
 @pytest.mark.parametrize(
-    ("name", "right", "wrong", "complaint"),
+    ("name", "right", "fault", "complaint"),
     [
         ("cuda", "(int* count)", "(long* count)", "not cuDeviceGetCount"),
         ("cuda", "(Event event))", "(Stream event))", "not cuEventDestroy_v2"),
@@ -247,7 +247,7 @@ def test_the_header_stands_alone(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_declaration_is_found(
-    name: str, right: str, wrong: str, complaint: str, tmp_path: Path
+    name: str, right: str, fault: str, complaint: str, tmp_path: Path
 ) -> None:
     options = headers_of(name, tmp_path)
     links = tmp_path / "links"
@@ -255,7 +255,7 @@ def test_a_wrong_declaration_is_found(
     header = links / f"{name}_abi.h"
     text = header.read_text()
     assert right in text
-    header.write_text(text.replace(right, wrong))
+    header.write_text(text.replace(right, fault))
     source = AGREE + SOURCES[name] + constants(name)
     result = compile_source(source, tmp_path, options, links=links)
     assert result.returncode != 0
@@ -265,8 +265,8 @@ def test_a_wrong_declaration_is_found(
 def exported(name: str) -> list[str]:
     """Returns the names that ringar looks up in a library."""
     text = (LINKS / f"{name}_abi.h").read_text()
-    found = re.findall(rf"\bF\(\w+, ({'cu' if name == 'cuda' else name}\w+),", text)
-    return found + (["ncclGetErrorString", "ncclGetLastError"] if name == "nccl" else [])
+    names = re.findall(rf"\bF\(\w+, ({'cu' if name == 'cuda' else name}\w+),", text)
+    return names + (["ncclGetErrorString", "ncclGetLastError"] if name == "nccl" else [])
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -83,16 +83,16 @@ def test_the_header_stands_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # the comparison itself
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("right", "fault"),
     [
         ("int TF_NumDims(const TF_Tensor*);", "long TF_NumDims(const TF_Tensor*);"),
         ("TF_Dim(const TF_Tensor* tensor, int", "TF_Dim(const TF_Tensor* tensor, long"),
     ],
 )
-def test_a_wrong_declaration_is_found(tmp_path: Path, right: str, wrong: str) -> None:
+def test_a_wrong_declaration_is_found(tmp_path: Path, right: str, fault: str) -> None:
     text = HEADER.read_text()
     assert right in text
-    program = source(text.replace(right, wrong).replace("#pragma once", ""))
+    program = source(text.replace(right, fault).replace("#pragma once", ""))
     result = compile_source(program, tmp_path, tensorflow_include())
     assert result.returncode != 0
     name = right.partition("(")[0].split()[-1]

@@ -156,12 +156,12 @@ def test_backward_passes_refuse_slices_unless_they_are_made_dense() -> None:
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("scales", [True, False])
 def test_local_variables_keep_their_gradients(scales: bool, passes: int) -> None:
-    local_weight, local = variables(2)
+    shared, local = variables(2)
     optimizer = distributed(scale_local_gradients=scales, backward_passes_per_step=passes)
     optimizer.register_local_var(local)
     for _ in range(passes):
-        stepped(optimizer, [local_weight, local])
-    np.testing.assert_allclose(local_weight, -RATE * passes * mean(), rtol=1e-6)
+        stepped(optimizer, [shared, local])
+    np.testing.assert_allclose(shared, -RATE * passes * mean(), rtol=1e-6)
     scale = hvd.size() if scales else 1
     np.testing.assert_allclose(local, -RATE * passes * slope(hvd.rank()) / scale, rtol=1e-6)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import compiler
 from tests.plugin.jobs import ROOT
 
 pytestmark = pytest.mark.job
@@ -198,14 +199,8 @@ def constants(name: str) -> str:
 def compile_source(
     source: str, folder: Path, options: list[str], *, links: Path = LINKS
 ) -> subprocess.CompletedProcess[str]:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    path = folder / "check.cc"
-    path.write_text(source)
-    flags = ["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-I{links.parent}"]
-    command = [compiler, *flags, *options, str(path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    warnings = ("-Wall", "-Wextra")
+    return compiler.check(source, folder, *warnings, f"-I{links.parent}", *options)
 
 
 @pytest.mark.parametrize("name", SOURCES)

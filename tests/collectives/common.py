@@ -5,6 +5,7 @@ Every rank makes the inputs of all ranks, from their seeds, and so knows what it
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,6 +127,11 @@ def reduced(
         return np.asarray(total).astype(dtype)
 
 
+def share(total: np.ndarray) -> np.ndarray:
+    """This rank's rows: dealt out evenly, the first ranks get one more."""
+    return np.ascontiguousarray(np.array_split(total, ringar.size())[ringar.rank()])
+
+
 def assert_same(received: Any, expected: np.ndarray, case: object = "") -> None:
     """Fails unless both have the same dtype, shape and bits; any NaN is as good as another."""
     received = np.asarray(received)
@@ -152,3 +158,26 @@ def assert_all_same(
     assert len(received) == len(expected)
     for i, (result, other) in enumerate(zip(received, expected, strict=True)):
         assert_same(result, other, f"{case}[{i}]")
+
+
+def check_reductions(
+    mode: str,
+    collective: Callable[[Any, ringar.ReduceOp], Any],
+    dtypes: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    part: Callable[[np.ndarray], np.ndarray] = lambda total: total,
+) -> None:
+    """Compares a collective with NumPy, for each dtype, op and shape in one function."""
+    cases = [
+        (dtype, op, shape)
+        for dtype, op, shape in itertools.product(dtypes, OPS, shapes)
+        if op is not ringar.Average or dtype in FLOATING
+    ]
+    inputs = [of_all_ranks(dtype, shape, i) for i, (dtype, _, shape) in enumerate(cases)]
+
+    def reduce(*tensors: Any) -> list[Any]:
+        return [collective(t, op) for t, (_, op, _) in zip(tensors, cases, strict=True)]
+
+    results = run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
+    for case, arrays, result in zip(cases, inputs, results, strict=True):
+        assert_same(result, part(reduced(case[1], arrays)), case)

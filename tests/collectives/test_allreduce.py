@@ -23,37 +23,11 @@ SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (1023,), (5, 3, 7), (9000,), (2, 1) *
 @pytest.mark.every_variant
 @common.modes_and_dtypes(common.REDUCIBLE)
 def test_every_op_and_shape(mode: str, dtype: str) -> None:
-    cases = [
-        (op, shape)
-        for op in common.OPS
-        for shape in SHAPES
-        if op is not ringar.Average or dtype in common.FLOATING
-    ]
-    inputs = [common.of_all_ranks(dtype, shape, i) for i, (_, shape) in enumerate(cases)]
-
-    def reduce(*tensors: Any) -> list[Any]:
-        return [ringar.allreduce(t, op) for t, (op, _) in zip(tensors, cases, strict=True)]
-
-    results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
-    for case, arrays, result in zip(cases, inputs, results, strict=True):
-        common.assert_same(result, common.reduced(case[0], arrays), case)
+    common.check_reductions(mode, ringar.allreduce, [dtype], SHAPES)
 
 
 def test_every_dtype_and_op_in_one_function(mode: str) -> None:
-    cases = [
-        (dtype, op)
-        for dtype in common.REDUCIBLE
-        for op in common.OPS
-        if op is not ringar.Average or dtype in common.FLOATING
-    ]
-    inputs = [common.of_all_ranks(dtype, (7,), i) for i, (dtype, _) in enumerate(cases)]
-
-    def reduce(*tensors: Any) -> list[Any]:
-        return [ringar.allreduce(t, op) for t, (_, op) in zip(tensors, cases, strict=True)]
-
-    results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
-    for case, arrays, result in zip(cases, inputs, results, strict=True):
-        common.assert_same(result, common.reduced(case[1], arrays), case)
+    common.check_reductions(mode, ringar.allreduce, common.REDUCIBLE, [(7,)])
 
 
 def test_scaling(mode: str) -> None:

@@ -17,7 +17,7 @@ from ringar.errors import UnsupportedError
 from ringar.keras.zero.offload import OnDiskSlot
 from tests.keras import common
 from tests.keras.test_sharded import OPTIMIZERS, variables
-from tests.keras.test_sharded_files import assert_same, state
+from tests.keras.test_sharded_files import Stop, assert_same, state
 from tests.plugin import fast_if
 
 pytestmark = pytest.mark.usefixtures("initialized")
@@ -106,12 +106,6 @@ def test_files_are_those_of_slots_in_memory(
     exchange("done")
 
 
-class Stop(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 0:
-            raise KeyboardInterrupt
-
-
 def test_backup_resumes_bit_for_bit(
     shared_tmp_path: Path, rank: int, exchange: Callable[[Any], Any]
 ) -> None:
@@ -125,7 +119,7 @@ def test_backup_resumes_bit_for_bit(
     fit(uninterrupted, epochs=2)
     backup = keras.callbacks.BackupAndRestore(shared_tmp_path / str(rank), delete_checkpoint=False)
     with pytest.raises(KeyboardInterrupt):
-        fit(interrupted, backup, Stop(), epochs=2)
+        fit(interrupted, backup, Stop(0), epochs=2)
     exchange("stopped")
     fit(resumed, backup, epochs=2)
     assert_same(state(resumed), state(uninterrupted))

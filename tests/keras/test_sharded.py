@@ -69,7 +69,13 @@ def variables(name: str) -> list[keras.Variable]:
     return [keras.Variable(a, name=f"{name}_{i}") for i, a in enumerate(arrays)]
 
 
-def trained(shard: Any, rank: int, jit: bool, names: Sequence[str]) -> dict[str, list[np.ndarray]]:
+def sines(weights: list[keras.Variable], factor: float, phase: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.sin(v.value * factor + phase) for v in weights]
+
+
+def trained(
+    shard: Any, rank: int, jit: bool, names: Sequence[str], gradients: Callable[..., Any] = sines
+) -> dict[str, list[np.ndarray]]:
     """Train variables by each optimizer, all in one graph; return their values."""
     groups = {name: variables(name) for name in names}
     optimizers = {
@@ -81,12 +87,11 @@ def trained(shard: Any, rank: int, jit: bool, names: Sequence[str]) -> dict[str,
     @tf.function(jit_compile=jit, autograph=False)
     def step(number: tf.Tensor) -> None:
         for name, weights in groups.items():
-            gradients = [tf.sin(v.value * float(rank + 1) + number) for v in weights]
-            optimizers[name].apply(gradients, weights)
+            optimizers[name].apply(gradients(weights, float(rank + 1), number), weights)
 
     for number in range(STEPS):
         step(tf.constant(float(number)))
-    return {name: [v.numpy() for v in weights] for name, weights in groups.items()}
+    return {name: [np.array(v.numpy()) for v in weights] for name, weights in groups.items()}
 
 
 @pytest.mark.parametrize(
@@ -182,15 +187,26 @@ def take_step(model: keras.Model, optimizer: Any, x: tf.Tensor, y: tf.Tensor) ->
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("jit", [False, fast_if(False, True)])
-def test_join_in_a_loop_of_ones_own(jit: bool, rank: int) -> None:
+@pytest.mark.parametrize(
+    ("stage", "mode"),
+    [
+        ("gradients", "graph"),
+        fast_if(False, "gradients", "jit"),
+        ("weights", "graph"),
+        fast_if(False, "weights", "jit"),
+        fast_if(False, "weights", "eager"),
+    ],
+)
+def test_join_in_a_loop_of_ones_own(stage: Any, mode: str, rank: int) -> None:
     x, y = common.regression(40)
     of_both = []
-    for shard in (None, "gradients"):
+    for shard in (None, stage):
         model = common.dense_model()
         optimizer = ringar.DistributedOptimizer(K.Adam(0.01), shard=shard)
         optimizer.build(model.trainable_variables)  # compiled code makes no variables
-        step = tf.function(functools.partial(take_step, model, optimizer), jit_compile=jit)
+        step: Any = functools.partial(take_step, model, optimizer)
+        if mode != "eager":
+            step = tf.function(step, jit_compile=mode == "jit")
         for number in range(5 if rank == 0 else 2):
             part = slice(8 * number, 8 * number + 8)
             step(tf.constant(x[part]), tf.constant(y[part]))
@@ -202,12 +218,15 @@ def test_join_in_a_loop_of_ones_own(jit: bool, rank: int) -> None:
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.usefixtures("mixed_float16")
+@pytest.mark.parametrize("stage", ["gradients", "weights"])
 @pytest.mark.parametrize("inside", [False, fast_if(False, True)])
-def test_overflow_on_one_rank_skips_the_step_on_all(inside: bool, rank: int, size: int) -> None:
+def test_overflow_on_one_rank_skips_the_step_on_all(
+    inside: bool, stage: Any, rank: int, size: int
+) -> None:
     x, y = common.regression(8)
     overflowing = np.full_like(y, 1e30) if rank == size - 1 else y
     of_both = []
-    for shard in (None, "gradients"):
+    for shard in (None, stage):
         model = common.dense_model()
         optimizer = K.LossScaleOptimizer(K.Adam(0.01)) if inside else K.Adam(0.01)
         model.compile(ringar.DistributedOptimizer(optimizer, shard=shard), "mse")

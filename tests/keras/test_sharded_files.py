@@ -101,8 +101,14 @@ def test_checkpoints_are_saved_together(
 
 
 class Stop(keras.callbacks.Callback):
+    """Interrupt the training at the end of an epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__()
+        self.epoch = epoch
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 1:
+        if epoch == self.epoch:
             raise KeyboardInterrupt
 
 
@@ -114,7 +120,7 @@ def test_backup_resumes_bit_for_bit(
     folder = shared_tmp_path / f"{rank}"
     backup = keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
     with pytest.raises(KeyboardInterrupt):
-        trained("optimizer", 3, epochs=3, callbacks=[backup, Stop()])
+        trained("optimizer", 3, epochs=3, callbacks=[backup, Stop(1)])
     exchange("stopped")
     assert (folder / "latest.weights.h5").exists() == (rank == 0)
     resumed = trained("optimizer", 3, epochs=3, callbacks=[backup])

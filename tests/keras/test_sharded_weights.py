@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -15,7 +14,7 @@ import tensorflow as tf
 import ringar
 from ringar.keras.zero.weight_slice import is_sharded, slice_of
 from tests.keras import common, uneven
-from tests.keras.test_sharded import OPTIMIZERS, SHAPES, STEPS, words_model
+from tests.keras.test_sharded import OPTIMIZERS, trained, variables, words_model
 from tests.plugin import fast_if
 
 pytestmark = pytest.mark.usefixtures("initialized")
@@ -24,35 +23,16 @@ K = keras.optimizers
 L = keras.layers
 
 
-def variables(name: str) -> list[keras.Variable]:
-    rng = np.random.default_rng(3)
-    arrays = [rng.normal(size=shape).astype(np.float32) for shape in SHAPES]
-    return [keras.Variable(a, name=f"{name}_{i}") for i, a in enumerate(arrays)]
-
-
-def trained(shard: Any, rank: int, jit: bool, names: Sequence[str]) -> dict[str, list[np.ndarray]]:
-    """Train variables by each optimizer, all in one graph; return their values."""
-    groups = {name: variables(name) for name in names}
-    optimizers = {
-        name: ringar.DistributedOptimizer(OPTIMIZERS[name](), shard=shard) for name in names
-    }
-    for name, weights in groups.items():
-        optimizers[name].build(weights)
-
-    @tf.function(jit_compile=jit, autograph=False)
-    def step(number: tf.Tensor) -> None:
-        for name, weights in groups.items():
-            with tf.GradientTape() as tape:
-                values = [tf.convert_to_tensor(v) for v in weights]
-                gradients = [tf.sin(value * float(rank + 1) + number) for value in values]
-                # The gradients of this loss are those, bit for bit.
-                pairs = zip(values, gradients, strict=True)
-                loss = tf.add_n([tf.reduce_sum(v * tf.stop_gradient(g)) for v, g in pairs])
-            optimizers[name].apply(tape.gradient(loss, weights), weights)
-
-    for number in range(STEPS):
-        step(tf.constant(float(number)))
-    return {name: [np.array(v.numpy()) for v in weights] for name, weights in groups.items()}
+def sines_by_tape(
+    weights: list[keras.Variable], factor: float, phase: tf.Tensor
+) -> list[tf.Tensor]:
+    """Return the gradients of a loss, which are `sines` of the weights bit for bit."""
+    with tf.GradientTape() as tape:
+        values = [tf.convert_to_tensor(v) for v in weights]
+        sines = [tf.sin(value * factor + phase) for value in values]
+        pairs = zip(values, sines, strict=True)
+        loss = tf.add_n([tf.reduce_sum(v * tf.stop_gradient(g)) for v, g in pairs])
+    return tape.gradient(loss, weights)
 
 
 @pytest.mark.ranks(2, 3, 4)
@@ -67,7 +47,9 @@ def trained(shard: Any, rank: int, jit: bool, names: Sequence[str]) -> dict[str,
 def test_optimizers_train_as_without_shards(
     jit: bool, names: Sequence[str], rank: int, size: int
 ) -> None:
-    expected, received = (trained(shard, rank, jit, names) for shard in (None, "weights"))
+    expected, received = (
+        trained(shard, rank, jit, names, sines_by_tape) for shard in (None, "weights")
+    )
     for name, values in received.items():
         difference = common.largest_difference(values, expected[name])
         # A square root may differ by a bit with the place of an element in its tensor.
@@ -255,53 +237,6 @@ def test_ranks_without_data_train_their_slices(
     assert common.largest_difference(*of_both) <= 1e-6
     steps = 2 * max(map(len, batches))
     assert exchange(common.number(optimizer.iterations)) == [steps] * size
-
-
-def take_step(model: keras.Model, optimizer: Any, x: tf.Tensor, y: tf.Tensor) -> None:
-    with tf.GradientTape() as tape:
-        loss = keras.losses.MeanSquaredError()(y, model(x, training=True))
-    weights = model.trainable_variables
-    optimizer.apply(tape.gradient(loss, weights), weights)
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("mode", ["graph", fast_if(False, "jit"), fast_if(False, "eager")])
-def test_join_in_a_loop_of_ones_own(mode: str, rank: int) -> None:
-    x, y = common.regression(40)
-    of_both = []
-    for shard in (None, "weights"):
-        model = common.dense_model()
-        optimizer = ringar.DistributedOptimizer(K.Adam(0.01), shard=shard)
-        optimizer.build(model.trainable_variables)
-        step: Any = functools.partial(take_step, model, optimizer)
-        if mode != "eager":
-            step = tf.function(step, jit_compile=mode == "jit")
-        for number in range(5 if rank == 0 else 2):
-            part = slice(8 * number, 8 * number + 8)
-            step(tf.constant(x[part]), tf.constant(y[part]))
-        assert ringar.join(optimizer) == (0 if rank == 0 else 3)
-        assert common.number(optimizer.iterations) == 5
-        of_both.append(common.values(model))
-    assert common.largest_difference(*of_both) <= 1e-6
-
-
-@pytest.mark.ranks(2, 3, 4)
-@pytest.mark.usefixtures("mixed_float16")
-@pytest.mark.parametrize("inside", [False, fast_if(False, True)])
-def test_overflow_on_one_rank_skips_the_step_on_all(inside: bool, rank: int, size: int) -> None:
-    x, y = common.regression(8)
-    overflowing = np.full_like(y, 1e30) if rank == size - 1 else y
-    of_both = []
-    for shard in (None, "weights"):
-        model = common.dense_model()
-        optimizer = K.LossScaleOptimizer(K.Adam(0.01)) if inside else K.Adam(0.01)
-        model.compile(ringar.DistributedOptimizer(optimizer, shard=shard), "mse")
-        for target in (y, overflowing, y):
-            model.fit(tf.data.Dataset.from_tensors((x, target)), verbose=0)
-        assert common.number(model.optimizer.dynamic_scale) == 2.0**14
-        assert common.number(model.optimizer.inner_optimizer.iterations) == 2
-        of_both.append(common.values(model))
-    assert common.largest_difference(*of_both) <= 1e-6
 
 
 @pytest.mark.ranks(2, 3, 4)

@@ -17,6 +17,7 @@ from ringar.errors import UnsupportedError
 from ringar.keras.zero import regather
 from ringar.keras.zero.weight_slice import is_sharded
 from tests.keras import common
+from tests.keras.test_sharded_files import Stop, assert_same, state, train
 from tests.plugin import fast_if, run_job
 
 pytestmark = pytest.mark.usefixtures("initialized")
@@ -117,22 +118,6 @@ def trained(shard: Any, steps: int = 4, **fit: Any) -> keras.Model:
     return model
 
 
-def train(model: keras.Model, steps: int, *, epochs: int = 1, callbacks: Any = ()) -> None:
-    data = common.own_batches(common.regression(steps * common.GLOBAL_BATCH))
-    first = ringar.callbacks.Distributed()
-    model.fit(data, epochs=epochs, verbose=0, callbacks=[first, *callbacks])
-
-
-def state(model: keras.Model) -> list[np.ndarray]:
-    return [keras.ops.convert_to_numpy(v) for v in [*model.weights, *model.optimizer.variables]]
-
-
-def assert_same(first: list[np.ndarray], second: list[np.ndarray], atol: float = 0.0) -> None:
-    assert len(first) == len(second)
-    for a, b in zip(first, second, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=atol)
-
-
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("dtype", ["float32", fast_if(False, "mixed_float16")])
 def test_file_is_that_of_plain_training_and_loads_in_any_way(
@@ -176,12 +161,6 @@ def test_a_model_without_an_optimizer_is_written_by_the_first_rank(
     exchange("done")
 
 
-class Stop(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 1:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.slow
 @pytest.mark.ranks(2, 3, 4)
 def test_backup_resumes_bit_for_bit(
@@ -192,7 +171,7 @@ def test_backup_resumes_bit_for_bit(
     checkpoint = keras.callbacks.ModelCheckpoint(str(shared_tmp_path / "{epoch}.weights.h5"),
                                                  save_weights_only=True)  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
-        trained("weights", 3, epochs=3, callbacks=[backup, checkpoint, Stop()])
+        trained("weights", 3, epochs=3, callbacks=[backup, checkpoint, Stop(1)])
     exchange("stopped")
     resumed = trained("weights", 3, epochs=3, callbacks=[backup])
     assert_same(state(resumed), expected)

@@ -22,11 +22,6 @@ def ops_for(kind: str) -> list[ringar.ReduceOp]:
     return [op for op in common.OPS if op is not ringar.Average or kind in FLOATING]
 
 
-def share(array: np.ndarray) -> np.ndarray:
-    """This rank's rows."""
-    return np.array_split(array, ringar.size())[ringar.rank()]
-
-
 @pytest.mark.parametrize("kind", REDUCIBLE)
 def test_allreduce(gpu: Gpu, kind: str) -> None:
     dtype = Dtype(gpu, kind)
@@ -48,7 +43,9 @@ def test_reducescatter(gpu: Gpu, kind: str) -> None:
             array = dtype.put(inputs[ringar.rank()])
             for op in ops_for(kind):
                 result = ringar.cupy.reducescatter(array, op, **dtype.options)
-                assert_close(dtype.get(result), share(common.reduced(op, inputs)), (op, rows, tail))
+                assert_close(
+                    dtype.get(result), common.share(common.reduced(op, inputs)), (op, rows, tail)
+                )
 
 
 @pytest.mark.parametrize("kind", FLOATING)
@@ -67,7 +64,7 @@ def test_factors(gpu: Gpu, kind: str) -> None:
             result = ringar.cupy.allreduce(array, op, **factors, **dtype.options)
             assert_close(dtype.get(result), expected, (op, before, after))
             part = ringar.cupy.reducescatter(array, op, **factors, **dtype.options)
-            assert_close(dtype.get(part), share(expected), (op, before, after))
+            assert_close(dtype.get(part), common.share(expected), (op, before, after))
     common.assert_same(dtype.get(array), inputs[ringar.rank()], "the input")
 
 
@@ -106,7 +103,7 @@ def test_groups_of_mixed_dtypes(gpu: Gpu, op: ringar.ReduceOp) -> None:
     for arrays, result, part in zip(zip(*groups, strict=True), results, shares, strict=True):
         expected = common.reduced(op, arrays)
         assert_close(result.get(), expected)
-        assert_close(part.get(), share(expected))
+        assert_close(part.get(), common.share(expected))
 
 
 def test_floating_arrays_of_a_group_are_scaled_one_dtype_after_the_other(gpu: Gpu) -> None:
@@ -153,7 +150,7 @@ def test_in_place_and_into_arrays_that_are_there(gpu: Gpu, op: ringar.ReduceOp) 
     assert_close(out[0].get(), expected)
     assert_close(matrix.get(), np.pad(expected, [(2, 3), (0, 0)]))
 
-    part = share(expected)
+    part = common.share(expected)
     out_part = gpu.put(np.zeros_like(part))
     assert ringar.cupy.reducescatter(array, op, out=out_part, **options) is out_part
     assert_close(out_part.get(), part, rank)

@@ -28,7 +28,8 @@ def even(rows: int) -> list[int]:
     return [rows // ringar.size() + (r < rows % ringar.size()) for r in range(ringar.size())]
 
 
-def expected(arrays: list[np.ndarray], splits: list[list[int]]) -> np.ndarray:
+def received_rows(arrays: list[np.ndarray], splits: list[list[int]]) -> np.ndarray:
+    """The rows that this rank receives from all ranks."""
     rank = ringar.rank()
     return np.concatenate([part_for(a, s, rank) for a, s in zip(arrays, splits, strict=True)])
 
@@ -46,7 +47,7 @@ def test_every_dtype_with_splits(mode: str, dtype: str) -> None:
             lambda t, row_counts=row_counts: ringar.alltoall(t, row_counts),
             arrays[ringar.rank()],
         )
-        common.assert_same(result, expected(arrays, splits), (case, tail))
+        common.assert_same(result, received_rows(arrays, splits), (case, tail))
         common.assert_same(counts, np.array([s[ringar.rank()] for s in splits], np.int64))
 
 
@@ -64,7 +65,7 @@ def test_every_dtype_with_splits_in_one_function(way: str) -> None:
         *[arrays[rank] for arrays in inputs],
     )
     for dtype, arrays, result in zip(common.MOVED, inputs, results, strict=True):
-        common.assert_same(result, expected(arrays, splits), dtype)
+        common.assert_same(result, received_rows(arrays, splits), dtype)
 
 
 def test_every_dtype_in_one_function(mode: str) -> None:
@@ -76,7 +77,7 @@ def test_every_dtype_in_one_function(mode: str) -> None:
         *[arrays[ringar.rank()] for arrays in inputs],
     )
     for dtype, arrays, result in zip(common.MOVED, inputs, results, strict=True):
-        common.assert_same(result, expected(arrays, [even(2 * ranks)] * ranks), dtype)
+        common.assert_same(result, received_rows(arrays, [even(2 * ranks)] * ranks), dtype)
 
 
 @pytest.mark.every_variant
@@ -91,7 +92,9 @@ def test_every_dtype_evenly(mode: str, dtype: str) -> None:
         *[arrays[ringar.rank()] for arrays in inputs],
     )
     for (rows, tail), arrays, result in zip(cases, inputs, results, strict=True):
-        common.assert_same(result, expected(arrays, [even(rows * ranks)] * ranks), (rows, tail))
+        common.assert_same(
+            result, received_rows(arrays, [even(rows * ranks)] * ranks), (rows, tail)
+        )
 
 
 @pytest.mark.parametrize("way", ["numpy", "eager", "graph"])
@@ -100,7 +103,7 @@ def test_rows_that_do_not_divide(way: str) -> None:
     rows = [2 * ranks + 1 + r for r in range(ranks)]
     arrays = [common.values("float32", (n, 3), n) for n in rows]
     result = common.run(way, lambda t: [ringar.alltoall(t)], arrays[ringar.rank()])[0]
-    common.assert_same(result, expected(arrays, [even(n) for n in rows]))
+    common.assert_same(result, received_rows(arrays, [even(n) for n in rows]))
 
 
 @pytest.mark.parametrize("way", ["numpy", "eager", "graph"])
@@ -111,7 +114,7 @@ def test_long_and_uneven(way: str) -> None:
     splits[0][-1] = 200_000
     arrays = [common.values("int32", (sum(s), 2), r) for r, s in enumerate(splits)]
     result, _ = common.run(way, lambda t: ringar.alltoall(t, splits[rank]), arrays[rank])
-    common.assert_same(result, expected(arrays, splits))
+    common.assert_same(result, received_rows(arrays, splits))
 
 
 def test_lengths_around_the_compartment() -> None:
@@ -120,7 +123,7 @@ def test_lengths_around_the_compartment() -> None:
     for length in (room - 1, room, room + 1, 2 * room):
         arrays = common.of_all_ranks("uint8", (ranks * length,))
         received = ringar.alltoall(arrays[rank])
-        common.assert_same(received, expected(arrays, [even(ranks * length)] * ranks), length)
+        common.assert_same(received, received_rows(arrays, [even(ranks * length)] * ranks), length)
 
 
 @pytest.mark.parametrize("kind", ["list", "int32", "int64", "numpy"])

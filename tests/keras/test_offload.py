@@ -17,12 +17,13 @@ from ringar.errors import UnsupportedError
 from ringar.keras.zero.offload import OnDiskSlot
 from tests.keras import common
 from tests.keras.test_sharded import OPTIMIZERS, variables
-from tests.keras.test_sharded_files import Stop, assert_same, state
+from tests.keras.test_sharded_files import Stop, assert_same, state, train
 from tests.plugin import fast_if
 
 pytestmark = pytest.mark.usefixtures("initialized")
 
 K = keras.optimizers
+STEPS = 3
 FAST = ("momentum", "AdamW", "Ftrl", "averages", "accumulation")
 
 
@@ -79,14 +80,8 @@ def fitted(**options: Any) -> keras.Model:
     model = common.dense_model()
     adam = K.Adam(0.01, use_ema=True)
     model.compile(ringar.DistributedOptimizer(adam, shard="optimizer", **options), "mse")
-    fit(model)
+    train(model, STEPS)
     return model
-
-
-def fit(model: keras.Model, *callbacks: Any, epochs: int = 1, seed: int = 7) -> None:
-    data = common.own_batches(common.regression(3 * common.GLOBAL_BATCH, seed))
-    callbacks = (ringar.callbacks.Distributed(), *callbacks)
-    model.fit(data, epochs=epochs, verbose=0, callbacks=callbacks)
 
 
 def test_files_are_those_of_slots_in_memory(
@@ -100,7 +95,7 @@ def test_files_are_those_of_slots_in_memory(
     assert os.listdir(shared_tmp_path) == ["model.keras"]  # files of slots have no names
     again = ringar.load_model(file, shard="optimizer", offload="disk")  # whose slots exist
     for model in (cut, again, plain):
-        fit(model, seed=9)
+        train(model, STEPS, seed=9)
     assert_same(state(cut), state(plain))
     assert_same(state(again), state(plain))
     exchange("done")
@@ -116,12 +111,12 @@ def test_backup_resumes_bit_for_bit(
         return model
 
     uninterrupted, interrupted, resumed = build(), build(), build()
-    fit(uninterrupted, epochs=2)
+    train(uninterrupted, STEPS, epochs=2)
     backup = keras.callbacks.BackupAndRestore(shared_tmp_path / str(rank), delete_checkpoint=False)
     with pytest.raises(KeyboardInterrupt):
-        fit(interrupted, backup, Stop(0), epochs=2)
+        train(interrupted, STEPS, epochs=2, callbacks=[backup, Stop(0)])
     exchange("stopped")
-    fit(resumed, backup, epochs=2)
+    train(resumed, STEPS, epochs=2, callbacks=[backup])
     assert_same(state(resumed), state(uninterrupted))
     exchange("done")
 
@@ -142,7 +137,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_on_all_ranks(
     message = rf"(?s)rank {rank} \| .*with room for .*No such file.*\(rank {size - 1}\); make room"
     for _ in range(2):  # this optimizer has no slots, whatever has become of the folder
         with pytest.raises(OSError, match=message):
-            fit(model)
+            train(model, STEPS)
         assert_same(common.values(model), before)
         folder.mkdir(exist_ok=True)
         model.compile(model.optimizer, "mse")
@@ -154,7 +149,7 @@ def test_compiled_steps_are_refused_before_training(rank: int) -> None:
     model.compile(adam, "mse", jit_compile=True)
     before = common.values(model)
     with pytest.raises(UnsupportedError, match=rf"rank {rank} \| .*Pass jit_compile=False"):
-        fit(model)
+        train(model, STEPS)
     assert_same(common.values(model), before)
 
 

@@ -20,7 +20,7 @@ def neighbors() -> tuple[int, int]:
 
 
 def spec_of(array: np.ndarray, *axes: int) -> tf.TensorSpec:
-    """What to receive an array with; the dimensions ``unknown`` are None."""
+    """What to receive an array with; its dimensions `axes` are None."""
     dims = [None if i in axes else dim for i, dim in enumerate(array.shape)]
     return tf.TensorSpec(dims, array.dtype)
 

@@ -16,13 +16,13 @@ def main() -> None:
     for name in sys.argv[1:]:
         wheel = Path(name)
         promised = platform_in(wheel.stem.rpartition("-")[2])
-        found = platform_in(audit(wheel))
-        if found[2] != promised[2] or found[:2] > promised[:2]:
-            sys.exit(f"{wheel.name}: expected {promised}, auditwheel found {found}")
-        if needed := libstdcxx(wheel):
-            sys.exit(f"{wheel.name}: expected no need of libstdc++, found {', '.join(needed)}")
+        policy = platform_in(audit(wheel))
+        if policy[2] != promised[2] or policy[:2] > promised[:2]:
+            sys.exit(f"{wheel.name}: expected {promised}, auditwheel found {policy}")
+        if versions := libstdcxx(wheel):
+            sys.exit(f"{wheel.name}: expected no need of libstdc++, found {', '.join(versions)}")
         size = wheel.stat().st_size / 1e6
-        print(f"== {wheel.name}: runs with glibc {found[0]}.{found[1]} and later ({size:.1f} MB)")
+        print(f"== {wheel.name}: runs with glibc {policy[0]}.{policy[1]} and later ({size:.1f} MB)")
 
 
 def platform_in(text: str) -> tuple[int, int, str]:

@@ -12,12 +12,12 @@ import ringar
 T = TypeVar("T")
 
 
-def compute(what: Callable[[], T]) -> T:
+def compute(function: Callable[[], T]) -> T:
     """Return, on all ranks, what rank 0 computes. Collective."""
     result: Any = None
     if ringar.rank() == 0:
         try:
-            result = what()
+            result = function()
         except Exception as error:
             ringar.broadcast_object(f"{type(error).__name__}: {error}")
             raise

@@ -37,21 +37,21 @@ class Heard(logging.Handler):
 @contextlib.contextmanager
 def without_warnings(place: str) -> Iterator[None]:
     """Raises at the end of the context if there was a warning in it."""
-    heard = Heard()
+    handler = Heard()
     loggers = [logging.getLogger(name) for name in ("absl", "tensorflow", "py.warnings")]
     for logger in loggers:
-        logger.addHandler(heard)
+        logger.addHandler(handler)
     try:
-        with warnings.catch_warnings(record=True) as seen:
+        with warnings.catch_warnings(record=True) as records:
             yield
     finally:
         for logger in loggers:
-            logger.removeHandler(heard)
-    told = [f"{one.filename}:{one.lineno}: {one.message}" for one in seen] + heard.messages
+            logger.removeHandler(handler)
+    messages = [f"{w.filename}:{w.lineno}: {w.message}" for w in records] + handler.messages
     # TensorFlow counts the models of all pages, which a reader has in as many programs.
-    told = [text for text in told if "triggered tf.function retracing" not in text]
-    if told:
-        raise AssertionError(f"{place}: expected no warning, received {told}")
+    messages = [text for text in messages if "triggered tf.function retracing" not in text]
+    if messages:
+        raise AssertionError(f"{place}: expected no warning, received {messages}")
 
 
 def main(path: str) -> None:

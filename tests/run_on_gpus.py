@@ -55,15 +55,15 @@ def plan(gpus: int, nccl: tuple[int, int] | None) -> list[Run]:
     """
     if gpus == 0:
         return []
-    alone = Run(1, ALL)
+    single = Run(1, ALL)
     if gpus > 1:
-        return [alone, Run(min(gpus, MOST_RANKS), COLLECTIVES)]
+        return [single, Run(min(gpus, MOST_RANKS), COLLECTIVES)]
     left_out = ""
     if nccl is None or nccl < MULTI_RANK:
-        found = "none" if nccl is None else "{}.{}".format(*nccl)
-        wanted = "{}.{}".format(*MULTI_RANK)
-        left_out = f"since two ranks on one GPU need NCCL {wanted}, and there is {found}"
-    return [alone, Run(2, COLLECTIVES, SHARED, left_out)]
+        version = "none" if nccl is None else "{}.{}".format(*nccl)
+        least = "{}.{}".format(*MULTI_RANK)
+        left_out = f"since two ranks on one GPU need NCCL {least}, and there is {version}"
+    return [single, Run(2, COLLECTIVES, SHARED, left_out)]
 
 
 def count_gpus() -> tuple[int, str]:
@@ -96,13 +96,13 @@ def has_passed(code: int | None, output: str) -> bool:
 
 def execute(run: Run) -> bool:
     """Runs it, and shows its output at its end."""
-    given = {name: value for name, value in os.environ.items() if name.startswith("RINGAR_")}
+    settings = {name: value for name, value in os.environ.items() if name.startswith("RINGAR_")}
     result = run_job(
         run.ranks if run.ranks > 1 else None,
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", run.path],
         launcher_args=["--no-prefix"],
         deadline=LIMIT,
-        env={**given, "RINGAR_TEST_GPU": "1", **run.environment},
+        env={**settings, "RINGAR_TEST_GPU": "1", **run.environment},
     )
     print(result, flush=True)
     return has_passed(result.code, result.stdout) and not result.leftovers

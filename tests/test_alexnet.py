@@ -33,9 +33,9 @@ COUNTS = {
 
 def accuracy(result: JobResult) -> float:
     """Of the held-out images, in percent."""
-    found = re.search(r"images/s.*on held-out images ([\d.]+)%", result.check().stdout)
-    assert found is not None, result
-    return float(found[1])
+    match = re.search(r"images/s.*on held-out images ([\d.]+)%", result.check().stdout)
+    assert match is not None, result
+    return float(match[1])
 
 
 # --- the net
@@ -229,9 +229,9 @@ def test_crops_and_flips_are_new_in_each_epoch_and_the_same_on_every_rank(images
         assert (shape, classes, len(held_out)) == ((27, 27, 3), 2, 2)
         return [np.stack([image for image, _ in train]) for _ in range(2)]
 
-    one, another = epochs(seed=3), epochs(seed=3)
-    np.testing.assert_array_equal(one, another)
-    first, second = (np.sort(epoch.sum((1, 2, 3))) for epoch in one)  # whatever their order
+    pair, twin = epochs(seed=3), epochs(seed=3)
+    np.testing.assert_array_equal(pair, twin)
+    first, second = (np.sort(epoch.sum((1, 2, 3))) for epoch in pair)  # whatever their order
     assert not np.allclose(first, second)
 
 
@@ -293,12 +293,12 @@ def test_gradient_is_that_of_finite_differences(groups: int, beta: float) -> Non
 @pytest.mark.parametrize("shape", [(5, 8), (2, 3, 8), (2, 3, 4, 8), (2, 2, 2, 2, 8)])
 def test_groups_are_parts(shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).normal(size=shape).astype("float32")
-    whole = LocalResponseNormalization(alpha=0.5, groups=4)(x).numpy()
+    result = LocalResponseNormalization(alpha=0.5, groups=4)(x).numpy()
     part = LocalResponseNormalization(alpha=0.5, groups=2)
     expected = np.concatenate([part(half).numpy() for half in np.split(x, 2, -1)], -1)
     # TensorFlow's kernels give other bits for other shapes on some processors.
-    np.testing.assert_allclose(whole, expected, rtol=1e-6)
-    assert not np.allclose(whole, LocalResponseNormalization(alpha=0.5)(x))
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert not np.allclose(result, LocalResponseNormalization(alpha=0.5)(x))
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
@@ -308,8 +308,8 @@ def test_mixed_precision_computes_in_float32(policy: str) -> None:
     layer = LocalResponseNormalization(dtype=policy)
     y = layer(x)
     assert y.dtype == layer.compute_dtype
-    given = tf.cast(tf.cast(x, layer.compute_dtype), tf.float32).numpy()
-    expected = tf.cast(normalized(given, 2, 2.0, 1e-4, 0.75), layer.compute_dtype)
+    rounded_input = tf.cast(tf.cast(x, layer.compute_dtype), tf.float32).numpy()
+    expected = tf.cast(normalized(rounded_input, 2, 2.0, 1e-4, 0.75), layer.compute_dtype)
     step = 2.0**-7 if policy == "mixed_bfloat16" else 2.0**-10
     np.testing.assert_allclose(tf.cast(y, tf.float32), tf.cast(expected, tf.float32), rtol=step)
 

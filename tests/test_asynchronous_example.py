@@ -20,9 +20,9 @@ METHODS = ["gradients", "local", "slowmo", "diloco", "easgd", "downpour", "bound
 def test_each_method_learns_digits(ranks: int) -> None:
     out = run_job(ranks, SCRIPT, deadline=180).check().stdout
     assert "[1]" not in out, "only rank 0 prints"
-    found = re.findall(r"\| (\w+) +\| +([\d.]+)% \|", out)
-    assert [name for name, _ in found] == METHODS
-    assert all(float(right) > 88 for _, right in found), found
+    rows = re.findall(r"\| (\w+) +\| +([\d.]+)% \|", out)
+    assert [name for name, _ in rows] == METHODS
+    assert all(float(right) > 88 for _, right in rows), rows
 
 
 def test_a_method_that_is_unknown() -> None:

@@ -42,11 +42,11 @@ def test_bits_are_as_likely_as_their_class_says() -> None:
 @pytest.mark.job
 def test_both_curves_are_the_same_on_one_and_on_two_ranks() -> None:
     args = ["--length", "100", "--steps", "40"]
-    one, difference = curves(run_job(None, SCRIPT, args=args))
-    two, difference_of_two = curves(run_job(2, SCRIPT, args=args))
-    assert len(one) == 20
+    curve, difference = curves(run_job(None, SCRIPT, args=args))
+    curve_of_two, difference_of_two = curves(run_job(2, SCRIPT, args=args))
+    assert len(curve) == 20
     assert max(difference, difference_of_two) < 1e-4
-    np.testing.assert_allclose(two, one, rtol=1e-4)
+    np.testing.assert_allclose(curve_of_two, curve, rtol=1e-4)
 
 
 @pytest.mark.slow

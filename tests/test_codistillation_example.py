@@ -19,16 +19,16 @@ def table(result: JobResult) -> dict[str, tuple[float, float]]:
     out = result.check().stdout
     assert "[1]" not in out, "only rank 0 prints"
     rows = re.findall(r"\| (\w+) +\| +([\d.]+)% \| +([\d.]+)% \|", out)
-    return {name: (float(right), float(different)) for name, right, different in rows}
+    return {name: (float(accuracy), float(disagreement)) for name, accuracy, disagreement in rows}
 
 
 @pytest.mark.slow
 @pytest.mark.deadline(200)
 @pytest.mark.parametrize(("ranks", "distance"), [(2, "kl"), (4, "mse")])
 def test_groups_come_to_agree(ranks: int, distance: str) -> None:
-    found = table(run_job(ranks, SCRIPT, args=["--distance", distance], deadline=180))
-    assert found["codistilled"][0] >= max(85.0, found["independent"][0] - 1)
-    assert found["codistilled"][1] < found["independent"][1]
+    results = table(run_job(ranks, SCRIPT, args=["--distance", distance], deadline=180))
+    assert results["codistilled"][0] >= max(85.0, results["independent"][0] - 1)
+    assert results["codistilled"][1] < results["independent"][1]
 
 
 @pytest.mark.slow

@@ -54,15 +54,15 @@ def test_no_compressors(check: Any) -> None:
     class OddWire(compressors.Compressor):
         wire = "float8"
 
-    for wrong in ("fp16", None, OddWire, Compression):
+    for value in ("fp16", None, OddWire, Compression):
         with pytest.raises(ValueError, match=r"`compression` must be .* Received: compression="):
-            check(wrong)
+            check(value)
 
 
 def test_state_has_no_place_in_a_collective() -> None:
-    for wrong in (Compression.powersgd(rank=3), Compression.powersgd):
+    for value in (Compression.powersgd(rank=3), Compression.powersgd):
         with pytest.raises(ValueError, match=r"`compression` must be without state .*rank=2"):
-            compressors.checked(wrong)
+            compressors.checked(value)
     with pytest.raises(ValueError, match=r"`compression` must be an object with settings"):
         compressors.has_state(Compression.powersgd)
 
@@ -101,8 +101,8 @@ def test_algorithms() -> None:
     assert checked_algorithm(None) == checked_algorithm("auto") == ""
     for name in ("ring", "recursive_doubling", "hierarchical"):
         assert checked_algorithm(name) == name
-    for wrong in ("tree", "", 3):
+    for value in ("tree", "", 3):
         with pytest.raises(
             ValueError, match=r'`algorithm` must be None or one of "auto", .* Received: algorithm='
         ):
-            checked_algorithm(wrong)
+            checked_algorithm(value)

@@ -81,8 +81,8 @@ def test_hierarchical_by_hand() -> None:
     expected = 1e-4 + Network(SLOW, 2).ring(32 * MIB)
     assert choice.hierarchical(Network(SLOW, 2), 32 * MIB) == pytest.approx(expected)
     # What crosses the link with 2 ranks per host is as much; shared memory runs beside it.
-    both = choice.hierarchical(Network(SLOW, 2, 2), 32 * MIB)
-    assert expected < both < 1.01 * expected
+    seconds = choice.hierarchical(Network(SLOW, 2, 2), 32 * MIB)
+    assert expected < seconds < 1.01 * expected
     # One host: half of 2 MB is copied twice and added, after each of two waits.
     local = 2e-5 + 1e6 * (2 / 2e9 + 1 / 1e9)
     assert choice.hierarchical(Network(SLOW, 1, 2), 2e6) == pytest.approx(local)
@@ -106,23 +106,23 @@ def walk_ring(p: Parameters, nbytes: float, ranks: int, lanes: int) -> float:
     arrived: dict[tuple[int, int], list[float]] = {key: [] for key in step}
     end = 0.0
 
-    def at(when: float, what: str, rank: int, lane: int) -> None:
-        heapq.heappush(events, (when, next(number), what, rank, lane))
+    def at(when: float, kind: str, rank: int, lane: int) -> None:
+        heapq.heappush(events, (when, next(number), kind, rank, lane))
 
     for rank in range(ranks):
         for lane in range(min(lanes, count)):
             at(0.0, "post", rank, lane)
     while events:
-        now, _, what, rank, lane = heapq.heappop(events)
-        if what == "post":
+        now, _, kind, rank, lane = heapq.heappop(events)
+        if kind == "post":
             link_free[rank] = max(now, link_free[rank]) + chunk / p.bandwidth
             left[rank, lane] = link_free[rank]
             at(link_free[rank] + p.latency, "arrive", (rank + 1) % ranks, lane)
             at(link_free[rank], "look", rank, lane)
-        elif what == "arrive":
+        elif kind == "arrive":
             arrived[rank, lane].append(now)
             at(now, "look", rank, lane)
-        elif what == "look":
+        elif kind == "look":
             waiting = left[rank, lane] == 0.0 or left[rank, lane] > now
             if waiting or len(arrived[rank, lane]) <= step[rank, lane]:
                 continue
@@ -145,8 +145,8 @@ def walk_ring(p: Parameters, nbytes: float, ranks: int, lanes: int) -> float:
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("nbytes", [100, 10_000, 1e6, 32e6])
 def test_ring_against_its_messages(ranks: int, nbytes: float) -> None:
-    one = Network(SLOW, ranks).ring(nbytes, lanes=1)
-    assert one == pytest.approx(walk_ring(SLOW, nbytes, ranks, 1))
+    seconds = Network(SLOW, ranks).ring(nbytes, lanes=1)
+    assert seconds == pytest.approx(walk_ring(SLOW, nbytes, ranks, 1))
     # Lanes that begin and end get in each other's way, which the formula leaves out.
     for p in (SLOW, replace(SLOW, latency=2e-3), replace(SLOW, reduction=5e7)):
         walked = walk_ring(p, nbytes, ranks, network.LANES)
@@ -162,8 +162,8 @@ def walk_halving(p: Parameters, nbytes: float, ranks: int) -> float:
     All ranks do the same at the same time, so that one of them stands for all.
     """
     count = network.blocks(nbytes, ranks)
-    rounds = [((more - fewer) / ranks * nbytes / count, True)
-              for more, fewer in network.edges(ranks)]  # fmt: skip
+    rounds = [((high - low) / ranks * nbytes / count, True)
+              for high, low in network.edges(ranks)]  # fmt: skip
     rounds += [(size, False) for size, _ in reversed(rounds)]
     link_free = adder_free = end = 0.0
     events = [(0.0, block, 0) for block in range(min(count, network.BLOCK_LANES))]
@@ -209,11 +209,11 @@ def test_halving_and_doubling_against_its_messages(ranks: int, nbytes: float) ->
     for p in (SLOW, replace(SLOW, latency=1e-6), replace(SLOW, reduction=1e8)):
         walked = walk_halving(p, nbytes, ranks)
         eager = network.EAGER_BYTES * 2 * network.blocks(nbytes, ranks) >= nbytes
-        found = Network(p, ranks).halving_doubling(nbytes)
+        seconds = Network(p, ranks).halving_doubling(nbytes)
         if eager:  # the walk has no announced messages
-            assert found == pytest.approx(walked, rel=0.1), p
+            assert seconds == pytest.approx(walked, rel=0.1), p
         else:
-            assert found == pytest.approx(walked, rel=0.2), p
+            assert seconds == pytest.approx(walked, rel=0.2), p
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8, 31, 100])
@@ -221,14 +221,14 @@ def test_the_rounds_of_halving_bring_all_parts_together(ranks: int) -> None:
     parts = [[{r} for _ in range(ranks)] for r in range(ranks)]  # of segment r, r+1, ...
     rounds = network.edges(ranks)
     assert len(rounds) == math.ceil(math.log2(ranks))
-    for more, fewer in rounds:
-        sent = [[set(part) for part in parts[r][fewer:more]] for r in range(ranks)]
+    for end, start in rounds:
+        messages = [[set(part) for part in parts[r][start:end]] for r in range(ranks)]
         for r in range(ranks):
-            for mine, theirs in zip(parts[r], sent[r - fewer], strict=False):
-                assert not mine & theirs
-                mine |= theirs
+            for terms, message in zip(parts[r], messages[r - start], strict=False):
+                assert not terms & message
+                terms |= message
     assert [parts[r][0] for r in range(ranks)] == [set(range(ranks))] * ranks
-    assert sum(more - fewer for more, fewer in rounds) == ranks - 1
+    assert sum(end - start for end, start in rounds) == ranks - 1
 
 
 def walk_doubling(ranks: int) -> list[list[tuple[int, int]]]:
@@ -252,7 +252,7 @@ def test_recursive_doubling_against_its_messages(ranks: int) -> None:
     rounds = walk_doubling(ranks)
     has = [{r} for r in range(ranks)]
     for messages in rounds:
-        before = [set(one) for one in has]
+        before = [set(ranks_of_block) for ranks_of_block in has]
         for sender, receiver in messages:
             has[receiver] |= before[sender]
     assert has == [set(range(ranks))] * ranks
@@ -405,9 +405,9 @@ def test_what_no_job_can_have(arguments: tuple[int, int, int, str], message: str
 
 def test_sizes_are_those_of_the_native_library() -> None:
     def native(name: str, file: str) -> int:
-        found = re.search(rf"\b{name} = ([\d *]+)[,;]", (ROOT / "tf_ops" / file).read_text())
-        assert found, f"no {name} in {file}"
-        return math.prod(map(int, found[1].split("*")))
+        match = re.search(rf"\b{name} = ([\d *]+)[,;]", (ROOT / "tf_ops" / file).read_text())
+        assert match, f"no {name} in {file}"
+        return math.prod(map(int, match[1].split("*")))
 
     tuning = "engine/tuning.cc"
     assert native("kChunkBytes", tuning) == network.CHUNK_BYTES == link_probe._CHUNK

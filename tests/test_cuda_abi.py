@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import compiler
 from tests.plugin.jobs import ROOT
 
 pytestmark = pytest.mark.job
@@ -193,8 +194,8 @@ def folders() -> list[Path]:
     spec = importlib.util.find_spec("nvidia")
     shared = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
     names = ("cuda_runtime", "nccl", "cu13")
-    found = [folder / name / "include" for folder in shared for name in names]
-    return [*found, Path("/usr/local/cuda/include"), Path("/usr/include")]
+    packages = [folder / name / "include" for folder in shared for name in names]
+    return [*packages, Path("/usr/local/cuda/include"), Path("/usr/include")]
 
 
 def headers_of(name: str, folder: Path) -> list[str]:
@@ -214,21 +215,15 @@ def headers_of(name: str, folder: Path) -> list[str]:
 
 def constants(name: str) -> str:
     pairs = CONSTANTS[name].items()
-    checks = [f"static_assert(int({ours}) == int({theirs}));" for ours, theirs in pairs]
+    checks = [f"static_assert(int({constant}) == int({macro}));" for constant, macro in pairs]
     return "\n".join([*checks, "}", ""])
 
 
 def compile_source(
     source: str, folder: Path, options: list[str], *, links: Path = LINKS
 ) -> subprocess.CompletedProcess[str]:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    path = folder / "check.cc"
-    path.write_text(source)
-    flags = ["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-I{links.parent}"]
-    command = [compiler, *flags, *options, str(path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    warnings = ("-Wall", "-Wextra")
+    return compiler.check(source, folder, *warnings, f"-I{links.parent}", *options)
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -260,7 +255,7 @@ def test_the_header_stands_alone(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow  # the comparison itself
 @pytest.mark.parametrize(
-    ("name", "right", "wrong", "complaint"),
+    ("name", "right", "fault", "complaint"),
     [
         ("cuda", "(int* count)", "(long* count)", "not cuDeviceGetCount"),
         ("cuda", "(Event event))", "(Stream event))", "not cuEventDestroy_v2"),
@@ -278,7 +273,7 @@ def test_the_header_stands_alone(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_declaration_is_found(
-    name: str, right: str, wrong: str, complaint: str, tmp_path: Path
+    name: str, right: str, fault: str, complaint: str, tmp_path: Path
 ) -> None:
     options = headers_of(name, tmp_path)
     links = tmp_path / "links"
@@ -286,7 +281,7 @@ def test_a_wrong_declaration_is_found(
     header = links / f"{name}_abi.h"
     text = header.read_text()
     assert right in text
-    header.write_text(text.replace(right, wrong))
+    header.write_text(text.replace(right, fault))
     source = AGREE + SOURCES[name] + constants(name)
     result = compile_source(source, tmp_path, options, links=links)
     assert result.returncode != 0
@@ -296,8 +291,8 @@ def test_a_wrong_declaration_is_found(
 def exported(name: str) -> list[str]:
     """Returns the names that ringar looks up in a library."""
     text = (LINKS / f"{name}_abi.h").read_text()
-    found = re.findall(rf"\bF\(\w+, ({'cu' if name == 'cuda' else name}\w+),", text)
-    return found + (["ncclGetErrorString", "ncclGetLastError"] if name == "nccl" else [])
+    names = re.findall(rf"\bF\(\w+, ({'cu' if name == 'cuda' else name}\w+),", text)
+    return names + (["ncclGetErrorString", "ncclGetLastError"] if name == "nccl" else [])
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -46,38 +46,38 @@ def counts(rows: int, size: int, remainder: str) -> list[int]:
     return [rows // size if remainder == "drop" else -(-rows // size)] * size
 
 
-def unknown(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def hide_length(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The same elements, whose number TensorFlow does not know."""
     return dataset.filter(lambda *_: True)
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("has_length", [True, False])
 @pytest.mark.parametrize("remainder", REMAINDERS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("count", [4, 5, 6, 7, 12])
 def test_elements_are_dealt_in_turn(
-    count: int, size: int, remainder: str, known: bool, monkeypatch: pytest.MonkeyPatch
+    count: int, size: int, remainder: str, has_length: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = tf.data.Dataset.range(count)
-    dataset = dataset if known else unknown(dataset)
+    dataset = dataset if has_length else hide_length(dataset)
     ranks = shares(monkeypatch, dataset, size, remainder=remainder)
     got = [elements(rank) for rank in ranks]
     expected = counts(count, size, remainder)
     # Round after round, the ranks' elements are the dataset's in their order, and then its first.
     assert got == [[(r + size * i) % count for i in range(n)] for r, n in enumerate(expected)]
-    if known:
+    if has_length:
         assert [int(rank.cardinality()) for rank in ranks] == expected
 
 
 def test_fewer_elements_than_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = tf.data.Dataset.range(1)
-    for source in (one, np.zeros(1)):
+    dataset = tf.data.Dataset.range(1)
+    for source in (dataset, np.zeros(1)):
         with pytest.raises(ValueError, match="at least one element for each of 4 ranks"):
             shares(monkeypatch, source, 4, remainder="drop")
-    for source in (one, unknown(one)):
+    for source in (dataset, hide_length(dataset)):
         got = [elements(rank) for rank in shares(monkeypatch, source, 4, remainder="wrap")]
         assert got == [[0]] * 4
-    dropped = shares(monkeypatch, unknown(one), 4, remainder="drop")
+    dropped = shares(monkeypatch, hide_length(dataset), 4, remainder="drop")
     assert [elements(rank) for rank in dropped] == [[]] * 4
 
 
@@ -88,13 +88,13 @@ def test_endless_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(int(rank.cardinality()) == tf.data.INFINITE_CARDINALITY for rank in ranks)
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("has_length", [True, False])
 def test_batches_are_dealt_whole_and_structures_kept(
-    known: bool, monkeypatch: pytest.MonkeyPatch
+    has_length: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y = np.arange(10).reshape(5, 2), {"label": np.arange(5), "weight": np.ones(5)}
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
-    dataset = dataset if known else unknown(dataset)
+    dataset = dataset if has_length else hide_length(dataset)
     first, second = shares(monkeypatch, dataset, 2, remainder="drop")
     assert first.element_spec == dataset.element_spec
     assert [e[1]["label"] for e in elements(first)] == [[0, 1]]
@@ -113,8 +113,8 @@ def test_ranks_batches_together_are_one_process_batch(
 ) -> None:
     dataset = tf.data.Dataset.range(24)
     ranks = [elements(share.batch(2)) for share in shares(monkeypatch, dataset, size)]
-    whole = elements(dataset.batch(2 * size))
-    assert [sorted(itertools.chain(*parts)) for parts in zip(*ranks, strict=True)] == whole
+    batches = elements(dataset.batch(2 * size))
+    assert [sorted(itertools.chain(*parts)) for parts in zip(*ranks, strict=True)] == batches
 
 
 @pytest.mark.parametrize("drop_remainder", [True, False])
@@ -127,8 +127,8 @@ def test_split_batches_keeps_the_global_batch(
     for rank, share in enumerate(ranks):
         got = elements(share)
         # The last batch has three rows, too few for four ranks.
-        own = [[2 * rank, 2 * rank + 1], [2 * rank + 8, 2 * rank + 9]]
-        assert got == [(rows, [2 * r for r in rows]) for rows in own]
+        parts = [[2 * rank, 2 * rank + 1], [2 * rank + 8, 2 * rank + 9]]
+        assert got == [(rows, [2 * r for r in rows]) for rows in parts]
         assert share.element_spec[0].shape.as_list() == ([2] if drop_remainder else [None])
         assert int(share.cardinality()) == 2
 
@@ -160,10 +160,10 @@ def test_every_global_batch_is_that_of_one_process(
             batch,
         ),
     }
-    for kind, (ranks, whole) in kinds.items():
+    for kind, (ranks, batch_rows) in kinds.items():
         steps = itertools.zip_longest(*ranks, fillvalue=[])
         got = [sorted(itertools.chain(*parts)) for parts in steps]
-        assert got == elements(numbers.batch(whole)), kind
+        assert got == elements(numbers.batch(batch_rows)), kind
 
 
 def in_batches(array: np.ndarray, size: int) -> tf.data.Dataset:
@@ -199,7 +199,7 @@ def test_known_numbers_of_batches_stay_known(monkeypatch: pytest.MonkeyPatch) ->
         (numbers.padded_batch(6, []), [5, 4, 4]),
         (shuffled.take(24).batch(6).shuffle(1), [4, 4, 4]),
         (numbers.take(24).batch(6).repeat(), [tf.data.INFINITE_CARDINALITY] * 3),
-        (unknown(numbers.batch(6)), [tf.data.UNKNOWN_CARDINALITY] * 3),
+        (hide_length(numbers.batch(6)), [tf.data.UNKNOWN_CARDINALITY] * 3),
     ]
     for number, (dataset, expected) in enumerate(cases):
         ranks = shares(monkeypatch, dataset, 3, split_batches=True)
@@ -221,7 +221,8 @@ def test_short_batches_in_the_middle_are_refused(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ValueError, match="Received: 1 at most"):
         shares(monkeypatch, short.skip(2), 2, split_batches=True)
     # Their rows are seen when they come.
-    for dataset in (short.repeat(), unknown(short.repeat(2)), short.map(lambda x: x[:1]).take(2)):
+    single_rows = short.map(lambda x: x[:1])
+    for dataset in (short.repeat(), hide_length(short.repeat(2)), single_rows.take(2)):
         for rank, share in enumerate(shares(monkeypatch, dataset, 2, split_batches=True)):
             with pytest.raises(tf.errors.InvalidArgumentError, match=rf"rank {rank} \| data.shard"):
                 elements(share.take(4))
@@ -232,8 +233,8 @@ class Vector(tf.experimental.BatchableExtensionType):
     angle: tf.Tensor
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_components_of_any_type_are_cut(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_length", [True, False])
+def test_components_of_any_type_are_cut(has_length: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.eye(7)[:, :4]
     source: dict[str, Any] = {
         "sparse": tf.sparse.from_dense(rows),
@@ -243,21 +244,21 @@ def test_components_of_any_type_are_cut(known: bool, monkeypatch: pytest.MonkeyP
         "half": tf.cast(rows, tf.bfloat16),
         "complex": rows * 1j,
     }
-    if known:
+    if has_length:
         source["vector"] = Vector(tf.range(7), tf.constant(rows))
     dataset = tf.data.Dataset.from_tensor_slices(source).batch(3).map(lambda x: (x, None))
-    dataset = dataset if known else unknown(dataset)
+    dataset = dataset if has_length else hide_length(dataset)
     ranks = shares(monkeypatch, dataset, 2, split_batches=True)
     assert ranks[0].element_spec == dataset.element_spec
-    for share, own in zip(ranks, ([[0, 1], [3, 4], [6]], [[2], [5]]), strict=True):
-        for (parts, nothing), at in zip(share, own, strict=True):
+    for share, rows_of_rank in zip(ranks, ([[0, 1], [3, 4], [6]], [[2], [5]]), strict=True):
+        for (parts, nothing), at in zip(share, rows_of_rank, strict=True):
             assert nothing is None
             np.testing.assert_array_equal(tf.sparse.to_dense(parts["sparse"]), rows[at])
             assert parts["ragged"].to_list() == [source["ragged"].to_list()[row] for row in at]
             for name in ("text", "flags", "half", "complex"):
                 expected = tf.gather(source[name], at)
                 np.testing.assert_array_equal(parts[name], expected)
-            if known:
+            if has_length:
                 np.testing.assert_array_equal(parts["vector"].length, at)
 
 
@@ -266,12 +267,12 @@ class Pair(NamedTuple):
     second: Any
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_structure_of_an_element_is_kept(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_length", [True, False])
+def test_structure_of_an_element_is_kept(has_length: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.arange(8)
     for structure in (x, (x,), (x, x), {"a": x}, Pair(x, x), ((x,), {"b": (x,)})):
         dataset = tf.data.Dataset.from_tensor_slices(structure)
-        dataset = dataset if known else unknown(dataset)
+        dataset = dataset if has_length else hide_length(dataset)
         (share, _), (part, _) = (
             shares(monkeypatch, dataset, 2),
             shares(monkeypatch, dataset.batch(4), 2, split_batches=True),
@@ -292,17 +293,20 @@ def test_maps_run_after_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     noisy = tf.random.Generator.from_seed(1)
     numbers = tf.data.Dataset.range(23)
-    for remainder, known, batched in itertools.product(REMAINDERS, [True, False], [True, False]):
-        source = numbers if known else unknown(numbers)
-        whole = elements(pipeline(source, batched=batched))
+    for remainder, has_length, batched in itertools.product(
+        REMAINDERS, [True, False], [True, False]
+    ):
+        source = numbers if has_length else hide_length(numbers)
+        rows = elements(pipeline(source, batched=batched))
         ranks = shares(monkeypatch, pipeline(source, batched=batched), 3, remainder=remainder)
         for rank, share in enumerate(ranks):
-            count = counts(len(whole), 3, remainder)[rank]
-            assert elements(share) == [whole[(rank + 3 * i) % len(whole)] for i in range(count)]
-            if known:
+            count = counts(len(rows), 3, remainder)[rank]
+            assert elements(share) == [rows[(rank + 3 * i) % len(rows)] for i in range(count)]
+            if has_length:
                 assert int(share.cardinality()) == count
-        early = not batched or remainder == "keep" or (known and remainder == "drop")
-        assert [first_is_map(share) for share in ranks] == [early] * 3, (remainder, known, batched)
+        early = not batched or remainder == "keep" or (has_length and remainder == "drop")
+        case = (remainder, has_length, batched)
+        assert [first_is_map(share) for share in ranks] == [early] * 3, case
     # A map stays where it is if it is no function of its element alone, or below a shuffle.
     for dataset in (
         numbers.map(lambda x: (x, noisy.normal(()))),
@@ -341,8 +345,8 @@ def test_shuffle_without_a_seed_is_told(
 @pytest.mark.parametrize("remainder", REMAINDERS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_arrays(size: int, remainder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = np.arange(7)
-    source: dict[str, Any] = {"x": np.arange(14).reshape(7, 2), "y": [one, (one * 2,)]}
+    column = np.arange(7)
+    source: dict[str, Any] = {"x": np.arange(14).reshape(7, 2), "y": [column, (column * 2,)]}
     ranks = shares(monkeypatch, source, size, remainder=remainder)
     for rank, (share, rows) in enumerate(zip(ranks, counts(7, size, remainder), strict=True)):
         expected = (rank + size * np.arange(rows)) % 7
@@ -420,12 +424,12 @@ def rows_in(dataset: Any) -> list[list[int]]:
 @pytest.mark.parametrize("remainder", REMAINDERS)
 def test_py_dataset(remainder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Squares(18, workers=2, max_queue_size=3)
-    whole = rows_in(source)
+    expected = rows_in(source)
     ranks = shares(monkeypatch, source, 2, remainder=remainder)
     for rank, share in enumerate(ranks):
         count = counts(5, 2, remainder)[rank]
         assert (len(share), share.num_batches) == (count, count)
-        assert rows_in(share) == [whole[(rank + 2 * i) % 5] for i in range(count)]
+        assert rows_in(share) == [expected[(rank + 2 * i) % 5] for i in range(count)]
         assert (share.workers, share.max_queue_size) == (2, 3)
     source.on_epoch_end()
     assert rows_in(ranks[1])[0] == rows_in(source)[1] == [9, 10, 11, 12]
@@ -486,7 +490,7 @@ def test_evaluating_a_part_is_told(
     x, part = kinds["array"]
     monkeypatch.setattr(marks, "_warned_methods", set())
 
-    def told() -> list[str]:
+    def warnings() -> list[str]:
         return [record.message for record in caplog.records if record.name.startswith("ringar")]
 
     class Together(keras.callbacks.Callback):
@@ -496,14 +500,14 @@ def test_evaluating_a_part_is_told(
         model.evaluate(x, x, verbose=0)
         model.evaluate(part, part, verbose=0, callbacks=[Together()])
         model.fit(part, part, verbose=0, validation_data=kinds["dataset"][1])
-        assert not told()
+        assert not warnings()
         for data in (kinds["dataset"][1], kinds["PyDataset"][1]):
             model.evaluate(data, verbose=0)
-        assert len(told()) == 1
+        assert len(warnings()) == 1
         assert "callbacks=[ringar.callbacks.Distributed()]" in caplog.text
         model.predict(part, verbose=0)
         model.predict(part, verbose=0)
-    assert len(told()) == 2
+    assert len(warnings()) == 2
     assert "ringar.predict(model, data)" in caplog.text
 
 

@@ -16,19 +16,19 @@ SCRIPT = ROOT / "examples" / "digits.py"
 
 def row(result: JobResult) -> list[float]:
     """The numbers of the table's only row."""
-    found = re.search(r"^(?:\[0\] )?\|( *\d.*)\|$", result.check().stdout, re.MULTILINE)
-    assert found is not None, result
-    return [float(cell.strip(" %x").replace(",", "")) for cell in found[1].split("|")]
+    match = re.search(r"^(?:\[0\] )?\|( *\d.*)\|$", result.check().stdout, re.MULTILINE)
+    assert match is not None, result
+    return [float(cell.strip(" %x").replace(",", "")) for cell in match[1].split("|")]
 
 
 @pytest.mark.deadline(200)
 def test_two_ranks_reach_97_percent() -> None:
     result = run_job(2, SCRIPT, deadline=180)
-    ranks, together, accuracy, alone, gain = row(result)
+    ranks, together, accuracy, single, gain = row(result)
     assert ranks == 2
     assert accuracy >= 97.0
-    assert min(together, alone) > 0
-    assert gain == pytest.approx(together / alone, rel=0.02)
+    assert min(together, single) > 0
+    assert gain == pytest.approx(together / single, rel=0.02)
     assert "[1]" not in result.stdout, "only rank 0 prints"
     assert "Epoch 12/12" in result.stdout
 

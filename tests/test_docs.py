@@ -55,13 +55,13 @@ def headings(path: Path) -> set[str]:
 
 def targets(path: Path) -> list[str]:
     """Returns what the links and images of a document point to."""
-    found = []
+    urls = []
     for block in MarkdownIt().parse(path.read_text()):
         for token in block.children or []:
             target = token.attrs.get("href") or token.attrs.get("src")
             if target:
-                found.append(unquote(str(target)))
-    return found
+                urls.append(unquote(str(target)))
+    return urls
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
@@ -71,20 +71,20 @@ def test_relative_links_lead_to_files_and_headings(path: Path) -> None:
         if re.match(r"[a-z]+:", target):
             continue
         file, _, anchor = target.partition("#")
-        there = (path.parent / file).resolve() if file else path
-        is_document = there.suffix == ".md"
-        if not there.exists() or (anchor and is_document and anchor not in headings(there)):
+        place = (path.parent / file).resolve() if file else path
+        is_document = place.suffix == ".md"
+        if not place.exists() or (anchor and is_document and anchor not in headings(place)):
             broken.append(target)
     assert not broken
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_make_targets_exist(path: Path) -> None:
-    known = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    names = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     # In code only: "`make demo`" or a command line of a block, not "to make a plan".
     command = r"(?:`|^\$? *)make ((?:[a-z0-9]+-)*[a-z0-9]+)"
-    used = set(re.findall(command, path.read_text(), re.MULTILINE))
-    assert used <= known, used - known
+    mentions = set(re.findall(command, path.read_text(), re.MULTILINE))
+    assert mentions <= names, mentions - names
 
 
 def test_the_version_is_in_the_changelog() -> None:
@@ -105,12 +105,12 @@ def sources() -> list[Path]:
 
 def test_what_pip_is_told_to_install_is_on_its_index() -> None:
     """Ringar is not; its checkout and its wheel are files."""
-    wrong = []
+    commands = []
     for path in sources():
         # A command may go on in the next line of a document.
         for words in re.findall(
             r"pip install((?:\s+(?:'[^'\n]*'|[-\w.=<>\[\],]+))+)", path.read_text()
         ):
             if re.search(r"(?:^|\s)'?ringar(?![\w-]*\.whl|-)", words):
-                wrong.append(f"{name(path)}: pip install{words}")
-    assert wrong == ["docs/installation.md: pip install ringar"]
+                commands.append(f"{name(path)}: pip install{words}")
+    assert commands == ["docs/installation.md: pip install ringar"]

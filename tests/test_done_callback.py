@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests import compiler
 from tests.plugin import run_job
 
 pytestmark = pytest.mark.job
@@ -81,13 +81,11 @@ print("eager:", ringar.allreduce(tf.ones(3), ringar.Sum).numpy())
 @pytest.fixture(scope="module")
 def other_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a library to load before TensorFlow."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("other")
     source, library = folder / "other.cc", folder / "other.so"
     source.write_text(OTHER_TENSORFLOW)
-    command = [compiler, "-std=c++17", "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"]
+    flags = ("-std=c++17", "-shared", "-fPIC", "-o", str(library))
+    command = [compiler.path(), *flags, str(source), "-ldl"]
     subprocess.run(command, check=True, timeout=100)
     return library
 

@@ -62,8 +62,8 @@ def test_one_gpu_by_local_rank(
     with caplog.at_level("INFO"):
         gpus.configure(8 + local_rank, local_rank, 6, {})
     assert config.shown == [config.gpus[shown]]
-    (said,) = caplog.messages
-    assert said.startswith(f"uses GPU {shown}, one of 4; RINGAR_GPUS=all ")
+    (message,) = caplog.messages
+    assert message.startswith(f"uses GPU {shown}, one of 4; RINGAR_GPUS=all ")
 
 
 def test_those_that_the_program_has_chosen(config: Config) -> None:

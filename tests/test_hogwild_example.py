@@ -16,9 +16,9 @@ SCRIPT = ROOT / "examples" / "hogwild.py"
 
 def row(result: JobResult) -> tuple[int, str, float, float]:
     """The numbers of the table's only row."""
-    found = re.search(r"\| +(\d+) \| (\w+) +\| +([\d,]+) \| +([\d.]+)% \|", result.check().stdout)
-    assert found is not None, result
-    return int(found[1]), found[2], float(found[3].replace(",", "")), float(found[4])
+    match = re.search(r"\| +(\d+) \| (\w+) +\| +([\d,]+) \| +([\d.]+)% \|", result.check().stdout)
+    assert match is not None, result
+    return int(match[1]), match[2], float(match[3].replace(",", "")), float(match[4])
 
 
 @pytest.mark.slow

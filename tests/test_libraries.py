@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests import compiler
 from tests.plugin.jobs import ROOT
 
 LIBRARY = """
@@ -44,15 +44,12 @@ int main(int, char** argv) {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with the program, two libraries and an allocator."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("libraries")
 
     def build(name: str, text: str, *options: str) -> None:
         source = folder / f"{name}.{'cc' if name == 'program' else 'c'}"
         source.write_text(text)
-        words = [compiler, *options, "-o", str(folder / name), str(source), "-ldl"]
+        words = [compiler.path(), *options, "-o", str(folder / name), str(source), "-ldl"]
         subprocess.run(words, check=True, timeout=110)
 
     library = ("-xc", "-shared", "-fPIC")

@@ -59,7 +59,7 @@ def test_records_have_the_rank(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_nothing_prints() -> None:
     """The exceptions are asked for: `verbose`, the launcher's errors, examples in docstrings."""
-    allowed = {
+    expected = {
         "ringar/collectives/statistics.py": 1,
         "ringar/horovod/common/util.py": 3,
         "ringar/horovod/runner/launch.py": 2,
@@ -67,10 +67,10 @@ def test_nothing_prints() -> None:
         "ringar/keras/learning_rate.py": 1,
         "ringar/keras/memory.py": 1,
     }
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for path in sorted((ROOT / "ringar").rglob("*.py")):
         lines = path.read_text().splitlines()
         count = sum("print(" in line or "sys.stdout" in line for line in lines)
         if count:
-            found[str(path.relative_to(ROOT))] = count
-    assert found == allowed
+            counts[str(path.relative_to(ROOT))] = count
+    assert counts == expected

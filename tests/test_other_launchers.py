@@ -25,7 +25,7 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize(
-    ("environ", "what", "command"),
+    ("environ", "pattern", "command"),
     [
         (TORCHRUN, "torchrun, .* 4 processes .WORLD_SIZE=4.", "-np 4 t.py"),
         ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "horovodrun has started 2", "-np 2 t.py"),
@@ -44,11 +44,11 @@ for _ in range(2):
     ],
 )
 def test_others_are_known_by_their_variables(
-    environ: dict[str, str], what: str, command: str
+    environ: dict[str, str], pattern: str, command: str
 ) -> None:
     start = other_launchers.of_job(environ)
     assert start is not None
-    assert re.search(what, start.origin)
+    assert re.search(pattern, start.origin)
     assert start.command(["t.py"]) == f"ringarrun {command}"
 
 

@@ -71,7 +71,7 @@ def test_wheel_is_bound_to_the_platform_alone(wheel: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("needed", "platform"),
+    ("symbols", "platform"),
     [
         ("GLIBC_2.2.5 GLIBC_2.18", "manylinux_2_27_x86_64"),
         ("GLIBC_2.34 GLIBC_2.4", "manylinux_2_34_x86_64"),
@@ -79,9 +79,9 @@ def test_wheel_is_bound_to_the_platform_alone(wheel: Path) -> None:
     ],
 )
 def test_a_wheel_is_named_after_what_its_libraries_need(
-    tmp_path: Path, needed: str, platform: str
+    tmp_path: Path, symbols: str, platform: str
 ) -> None:
-    for name, versions in {"one": needed, "other": "GLIBC_2.2.5"}.items():
+    for name, versions in {"one": symbols, "other": "GLIBC_2.2.5"}.items():
         (tmp_path / name).write_bytes(b"\0".join([b"", *versions.encode().split(), b""]))
     libraries = [tmp_path / "one", tmp_path / "other"]
     assert setup.portable_platform("linux_x86_64", libraries) == platform
@@ -105,8 +105,8 @@ def test_wheel_holds_every_module_and_the_libraries(wheel: Path) -> None:
 def test_wheel_needs_only_small_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(f"ringar-{VERSION}.dist-info/METADATA").decode()
-    needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
-    assert sorted(needed) == ["cloudpickle", "lazy_loader", "ml_dtypes", "numpy"]
+    requirements = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
+    assert sorted(requirements) == ["cloudpickle", "lazy_loader", "ml_dtypes", "numpy"]
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

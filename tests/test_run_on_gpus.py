@@ -17,8 +17,8 @@ ONE_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "TF_FORCE_GPU_ALLOW_GROWTH": "true
 def test_plan_of_one_gpu() -> None:
     assert plan(1, (2, 30)) == [Run(1, ALL), Run(2, COLLECTIVES, ONE_GPU)]
     for version in ((2, 29), None):
-        alone, left_out = plan(1, version)
-        assert alone == Run(1, ALL)
+        single, left_out = plan(1, version)
+        assert single == Run(1, ALL)
         assert left_out.left_out.startswith("since two ranks on one GPU need NCCL 2.30, and")
     assert str(left_out).endswith("there is none")
 

@@ -16,12 +16,12 @@ SCRIPT = ROOT / "examples" / "scheduled.py"
 
 def row(result: JobResult) -> tuple[str, int, float, float, float]:
     """The problem, the ranks, the objectives and the error of the table's only row."""
-    found = re.search(
+    match = re.search(
         r"\| (\w+) \| (\d+) \| [\d,]+ \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) of",
         result.check().stdout,
     )
-    assert found is not None, result
-    return found[1], int(found[2]), float(found[3]), float(found[4]), float(found[5])
+    assert match is not None, result
+    return match[1], int(match[2]), float(match[3]), float(match[4]), float(match[5])
 
 
 def test_a_regression_on_two_ranks() -> None:

@@ -17,11 +17,11 @@ SCRIPT = ROOT / "examples" / "sharded.py"
 
 def row(result: JobResult) -> tuple[int, str, float, float]:
     """The numbers of the table's last row."""
-    found = re.search(
+    match = re.search(
         r"\| +(\d+) \| (\w+) +\| +([\d.]+) MB \| +([\d.]+)% \|", result.check().stdout
     )
-    assert found is not None, result
-    return int(found[1]), found[2], float(found[3]), float(found[4])
+    assert match is not None, result
+    return int(match[1]), match[2], float(match[3]), float(match[4])
 
 
 @pytest.mark.deadline(200)
@@ -52,10 +52,10 @@ def test_four_ranks_train_what_one_cannot_hold() -> None:
     width = 4096
     arguments = ["--width", str(width), "--layers", "8", "--limit-gb", "2", "--epochs", "1"]
     arguments += ["--batch-size", "120"]
-    alone = run_job(1, SCRIPT, args=[*arguments, "--shard", "none"], deadline=180)
-    assert alone.code != 0
+    single = run_job(1, SCRIPT, args=[*arguments, "--shard", "none"], deadline=180)
+    assert single.code != 0
     # A library may not survive that it gets no memory.
-    assert re.search("OOM when allocating|bad_alloc|SIGSEGV|SIGABRT", alone.stderr), alone
+    assert re.search("OOM when allocating|bad_alloc|SIGSEGV|SIGABRT", single.stderr), single
     four = run_job(4, SCRIPT, args=[*arguments, "--shard", "weights"], deadline=180)
     ranks, shard, slots, _ = row(four)
     parameters = 65 * width + 7 * (width + 1) * width + 10 * (width + 1)

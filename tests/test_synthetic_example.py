@@ -17,9 +17,9 @@ SCRIPT = ROOT / "examples" / "synthetic.py"
 def accuracy(np: int, *options: str) -> tuple[float, str]:
     """Return the accuracy in percent, and the last line."""
     result = run_job(np, SCRIPT, args=options, deadline=180).check()
-    found = re.search(rf"(\[0\] )?{np} modules, .* accuracy ([\d.]+)% .*", result.stdout)
-    assert found is not None, result
-    return float(found[2]), found[0]
+    match = re.search(rf"(\[0\] )?{np} modules, .* accuracy ([\d.]+)% .*", result.stdout)
+    assert match is not None, result
+    return float(match[2]), match[0]
 
 
 @pytest.mark.slow

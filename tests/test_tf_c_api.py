@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests import compiler
 from tests.plugin.jobs import ROOT
 
 HEADER = ROOT / "tf_ops" / "kernels" / "tf_c_api.h"
@@ -28,19 +28,7 @@ def tensorflow_include() -> Path:
 
 
 def compile_source(source: str, folder: Path, include: Path) -> subprocess.CompletedProcess[str]:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    path = folder / "check.cc"
-    path.write_text(source)
-    command = [compiler, "-std=c++17", "-fsyntax-only", "-Werror", "-isystem", str(include)]
-    return subprocess.run(
-        [*command, f"-I{ROOT / 'tf_ops'}", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return compiler.check(source, folder, "-isystem", str(include), f"-I{ROOT / 'tf_ops'}")
 
 
 def declared() -> list[str]:
@@ -83,16 +71,16 @@ def test_the_header_stands_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # the comparison itself
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("right", "fault"),
     [
         ("int TF_NumDims(const TF_Tensor*);", "long TF_NumDims(const TF_Tensor*);"),
         ("TF_Dim(const TF_Tensor* tensor, int", "TF_Dim(const TF_Tensor* tensor, long"),
     ],
 )
-def test_a_wrong_declaration_is_found(tmp_path: Path, right: str, wrong: str) -> None:
+def test_a_wrong_declaration_is_found(tmp_path: Path, right: str, fault: str) -> None:
     text = HEADER.read_text()
     assert right in text
-    program = source(text.replace(right, wrong).replace("#pragma once", ""))
+    program = source(text.replace(right, fault).replace("#pragma once", ""))
     result = compile_source(program, tmp_path, tensorflow_include())
     assert result.returncode != 0
     name = right.partition("(")[0].split()[-1]

@@ -64,14 +64,14 @@ for args in [(3, None, 1), (None, 5, 1)]:
     except RuntimeError as error:
         print(str(error).split(":")[0], end=";")
 """
-    late = "comes too late"
-    assert run(program) == f"intra_op_threads=3 {late};inter_op_threads=5 {late};0 0"
+    warning = "comes too late"
+    assert run(program) == f"intra_op_threads=3 {warning};inter_op_threads=5 {warning};0 0"
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    for bad in (-1, 1.5, True, "2"):
+    for count in (-1, 1.5, True, "2"):
         with pytest.raises(ValueError, match="`intra_op_threads` must be None or an integer"):
-            threads.configure(bad, None)  # type: ignore[arg-type]
+            threads.configure(count, None)  # type: ignore[arg-type]
     monkeypatch.setenv(threads.INTER_OP_VARIABLE, "many")
     with pytest.raises(ValueError, match="RINGAR_INTER_OP_THREADS must be a number of threads"):
         threads.configure(None, None)

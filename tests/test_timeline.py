@@ -83,11 +83,11 @@ def test_spans_of_a_row_nest_and_the_queue_is_apart(tmp_path: Path) -> None:
             assert e["ts"] + e["dur"] <= inside[-1] + 0.01, e
             inside.append(e["ts"] + e["dur"])
         queue = [e for e in events if e["pid"] == rank and e.get("cat") == "queue"]
-        begins = {e["id2"]["local"]: e["ts"] for e in queue if e["ph"] == "b"}
+        starts = {e["id2"]["local"]: e["ts"] for e in queue if e["ph"] == "b"}
         ends = {e["id2"]["local"]: e["ts"] for e in queue if e["ph"] == "e"}
-        assert begins.keys() == ends.keys()
-        assert len(begins) >= 4
-        assert all(begins[i] <= ends[i] for i in begins)
+        assert starts.keys() == ends.keys()
+        assert len(starts) >= 4
+        assert all(starts[i] <= ends[i] for i in starts)
 
 
 def test_the_late_rank_is_named(of_two: list[dict[str, Any]]) -> None:
@@ -121,12 +121,12 @@ def test_messages_are_shown_with_their_wait(tmp_path: Path) -> None:
         ['recv "maps" from rank 0', "recv from rank 0"],
     ]
     for rank in range(2):
-        begins = [e for e in events if e["pid"] == rank and e["ph"] == "b"]
+        starts = [e for e in events if e["pid"] == rank and e["ph"] == "b"]
         ends = [e for e in events if e["pid"] == rank and e["ph"] == "e"]
-        assert [e["name"] for e in begins] == names[rank] == [e["name"] for e in ends]
-        assert [e["args"]["bytes"] for e in begins] == [400, 20]
-        assert all(b["ts"] <= e["ts"] for b, e in zip(begins, ends, strict=True))
-        assert (begins[0]["args"]["waiting_us"] > 0.2e6) == (rank == 1)
+        assert [e["name"] for e in starts] == names[rank] == [e["name"] for e in ends]
+        assert [e["args"]["bytes"] for e in starts] == [400, 20]
+        assert all(b["ts"] <= e["ts"] for b, e in zip(starts, ends, strict=True))
+        assert (starts[0]["args"]["waiting_us"] > 0.2e6) == (rank == 1)
 
 
 def test_start_and_stop_from_the_program(tmp_path: Path) -> None:

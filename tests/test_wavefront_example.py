@@ -37,10 +37,10 @@ def test_the_data_are_digits_of_two_parts() -> None:
 @pytest.mark.deadline(300)
 def test_two_ranks_train_as_one_process() -> None:
     args = ["--epochs", "3"]
-    one, _ = results(run_job(None, SCRIPT, args=args))
-    two, _ = results(run_job(2, SCRIPT, args=args, launcher_args=["--no-prefix"]))
-    assert len(one) == 3
-    np.testing.assert_allclose(two, one, rtol=2e-3)
+    losses, _ = results(run_job(None, SCRIPT, args=args))
+    losses_of_two, _ = results(run_job(2, SCRIPT, args=args, launcher_args=["--no-prefix"]))
+    assert len(losses) == 3
+    np.testing.assert_allclose(losses_of_two, losses, rtol=2e-3)
 
 
 @pytest.mark.slow

@@ -255,7 +255,7 @@ def test_arguments() -> None:
 
 
 def test_the_end_of_data_of_unknown_length_is_no_step(size: int) -> None:
-    data = uneven.dataset(batches_of(size)[0][:3], known=False)
+    data = uneven.dataset(batches_of(size)[0][:3], has_length=False)
     model = common.dense_model()
     model.compile(ringar.LocalSGD(sgd(), 2), "mse")
     model.fit(data, epochs=2, verbose=0, callbacks=[ringar.callbacks.Distributed()])

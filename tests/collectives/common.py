@@ -5,6 +5,7 @@ Every rank makes the inputs of all ranks, from their seeds, and so knows what it
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,7 +106,7 @@ def reduced(
 ) -> np.ndarray:
     """The arrays reduced in their order: float16 and bfloat16 in float32, rounded once."""
     dtype = arrays[0].dtype
-    wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
+    accumulator = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
     if op is ringar.Average:
         op, postscale = ringar.Sum, postscale / len(arrays)
     combine = {
@@ -115,40 +116,68 @@ def reduced(
         ringar.Product: np.multiply,
     }[op]
     with np.errstate(all="ignore"):
-        terms = [array.astype(wide) for array in arrays]
+        terms = [array.astype(accumulator) for array in arrays]
         if prescale != 1.0:
-            terms = [term * wide.type(prescale) for term in terms]
+            terms = [term * accumulator.type(prescale) for term in terms]
         total = terms[0]
         for term in terms[1:]:
-            total = combine(total, term, dtype=wide)
+            total = combine(total, term, dtype=accumulator)
         if postscale != 1.0:
-            total = total * wide.type(postscale)
+            total = total * accumulator.type(postscale)
         return np.asarray(total).astype(dtype)
 
 
-def assert_same(received: Any, expected: np.ndarray, what: object = "") -> None:
+def share(total: np.ndarray) -> np.ndarray:
+    """This rank's rows: dealt out evenly, the first ranks get one more."""
+    return np.ascontiguousarray(np.array_split(total, ringar.size())[ringar.rank()])
+
+
+def assert_same(received: Any, expected: np.ndarray, case: object = "") -> None:
     """Fails unless both have the same dtype, shape and bits; any NaN is as good as another."""
     received = np.asarray(received)
-    assert received.dtype == expected.dtype, (what, received.dtype, expected.dtype)
-    assert received.shape == expected.shape, (what, received.shape, expected.shape)
+    assert received.dtype == expected.dtype, (case, received.dtype, expected.dtype)
+    assert received.shape == expected.shape, (case, received.shape, expected.shape)
     if received.tobytes() == expected.tobytes():
         return
     with np.errstate(all="ignore"):
         nan = np.isnan(expected)
-        assert np.array_equal(nan, np.isnan(received)), f"{what}: NaN in other places"
+        assert np.array_equal(nan, np.isnan(received)), f"{case}: NaN in other places"
         differ = (received != expected) & ~nan
         differ |= (np.signbit(received.real) != np.signbit(expected.real)) & ~nan
     places = np.argwhere(differ)
     assert not len(places), (
-        f"{what}: {len(places)} elements differ, the first at {tuple(places[0])}: "
+        f"{case}: {len(places)} elements differ, the first at {tuple(places[0])}: "
         f"received {received[tuple(places[0])]}, expected {expected[tuple(places[0])]}"
     )
 
 
 def assert_all_same(
-    received: Sequence[Any], expected: Sequence[np.ndarray], what: object = ""
+    received: Sequence[Any], expected: Sequence[np.ndarray], case: object = ""
 ) -> None:
     """:func:`assert_same` for lists."""
     assert len(received) == len(expected)
-    for i, (one, other) in enumerate(zip(received, expected, strict=True)):
-        assert_same(one, other, f"{what}[{i}]")
+    for i, (result, other) in enumerate(zip(received, expected, strict=True)):
+        assert_same(result, other, f"{case}[{i}]")
+
+
+def check_reductions(
+    mode: str,
+    collective: Callable[[Any, ringar.ReduceOp], Any],
+    dtypes: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    part: Callable[[np.ndarray], np.ndarray] = lambda total: total,
+) -> None:
+    """Compares a collective with NumPy, for each dtype, op and shape in one function."""
+    cases = [
+        (dtype, op, shape)
+        for dtype, op, shape in itertools.product(dtypes, OPS, shapes)
+        if op is not ringar.Average or dtype in FLOATING
+    ]
+    inputs = [of_all_ranks(dtype, shape, i) for i, (dtype, _, shape) in enumerate(cases)]
+
+    def reduce(*tensors: Any) -> list[Any]:
+        return [collective(t, op) for t, (_, op, _) in zip(tensors, cases, strict=True)]
+
+    results = run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
+    for case, arrays, result in zip(cases, inputs, results, strict=True):
+        assert_same(result, part(reduced(case[1], arrays)), case)

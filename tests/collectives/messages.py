@@ -19,9 +19,9 @@ def neighbors() -> tuple[int, int]:
     return (rank + 1) % size, (rank - 1) % size
 
 
-def spec_of(array: np.ndarray, *unknown: int) -> tf.TensorSpec:
-    """What to receive an array with; the dimensions ``unknown`` are None."""
-    dims = [None if i in unknown else dim for i, dim in enumerate(array.shape)]
+def spec_of(array: np.ndarray, *axes: int) -> tf.TensorSpec:
+    """What to receive an array with; its dimensions `axes` are None."""
+    dims = [None if i in axes else dim for i, dim in enumerate(array.shape)]
     return tf.TensorSpec(dims, array.dtype)
 
 

@@ -25,11 +25,11 @@ def test_equal_descriptions() -> None:
 @pytest.mark.ranks(2, 3, 4)
 def test_the_first_path_that_differs(rank: int, size: int) -> None:
     rest = "rank 1" if size == 2 else "ranks 1, 2" if size == 3 else "ranks 1-3"
-    wrong: list[tuple[dict[str, Any], str]] = [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"same": 1, "optimizer": {"rate": 2, "decay": min(rank, 1)}}, "optimizer.decay"),
         ({"layers": [{"units": 3}, {"units": min(rank, 1)}], "other": rank}, "layers.1.units"),
     ]
-    for description, path in wrong:
+    for description, path in cases:
         with pytest.raises(MismatchError) as caught:
             compared(description)
         text = str(caught.value)

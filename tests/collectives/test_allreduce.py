@@ -23,37 +23,11 @@ SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (1023,), (5, 3, 7), (9000,), (2, 1) *
 @pytest.mark.every_variant
 @common.modes_and_dtypes(common.REDUCIBLE)
 def test_every_op_and_shape(mode: str, dtype: str) -> None:
-    cases = [
-        (op, shape)
-        for op in common.OPS
-        for shape in SHAPES
-        if op is not ringar.Average or dtype in common.FLOATING
-    ]
-    inputs = [common.of_all_ranks(dtype, shape, i) for i, (_, shape) in enumerate(cases)]
-
-    def reduce(*tensors: Any) -> list[Any]:
-        return [ringar.allreduce(t, op) for t, (op, _) in zip(tensors, cases, strict=True)]
-
-    results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
-    for case, arrays, result in zip(cases, inputs, results, strict=True):
-        common.assert_same(result, common.reduced(case[0], arrays), case)
+    common.check_reductions(mode, ringar.allreduce, [dtype], SHAPES)
 
 
 def test_every_dtype_and_op_in_one_function(mode: str) -> None:
-    cases = [
-        (dtype, op)
-        for dtype in common.REDUCIBLE
-        for op in common.OPS
-        if op is not ringar.Average or dtype in common.FLOATING
-    ]
-    inputs = [common.of_all_ranks(dtype, (7,), i) for i, (dtype, _) in enumerate(cases)]
-
-    def reduce(*tensors: Any) -> list[Any]:
-        return [ringar.allreduce(t, op) for t, (_, op) in zip(tensors, cases, strict=True)]
-
-    results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
-    for case, arrays, result in zip(cases, inputs, results, strict=True):
-        common.assert_same(result, common.reduced(case[1], arrays), case)
+    common.check_reductions(mode, ringar.allreduce, common.REDUCIBLE, [(7,)])
 
 
 def test_scaling(mode: str) -> None:
@@ -256,13 +230,13 @@ def test_what_the_engine_is_told() -> None:
     assert " wire=float16 algorithm=ring name=" in spec
 
 
-@pytest.mark.parametrize("wrong", [{"algorithm": "tree"}, {"compression": "fp16"}])
-def test_bad_arguments(wrong: dict[str, Any]) -> None:
-    (argument,) = wrong
+@pytest.mark.parametrize("options", [{"algorithm": "tree"}, {"compression": "fp16"}])
+def test_bad_arguments(options: dict[str, Any]) -> None:
+    (argument,) = options
     with pytest.raises(ValueError, match=rf"`{argument}` must be .* Received: {argument}="):
-        ringar.allreduce(np.ones(3), **wrong)
+        ringar.allreduce(np.ones(3), **options)
     with pytest.raises(ValueError, match=rf"`{argument}` must be .* Received: {argument}="):
-        ringar.grouped_allreduce([np.ones(3)], **wrong)
+        ringar.grouped_allreduce([np.ones(3)], **options)
 
 
 @pytest.mark.parametrize("way", ["eager", "graph", "compiled"])
@@ -276,10 +250,10 @@ def test_slices_are_gathered(way: str, op: ringar.ReduceOp) -> None:
         assert isinstance(reduced, tf.IndexedSlices)
         return [tf.convert_to_tensor(reduced)]
 
-    own = 3 if way == "compiled" else rank + 1  # rows differ between ranks
+    row_count = 3 if way == "compiled" else rank + 1  # rows differ between ranks
     counts = [3 if way == "compiled" else r + 1 for r in range(ranks)]
-    rows = np.full((own, 2), rank + 1.0, np.float32)
-    indices = (np.arange(own, dtype=np.int64) + rank) % 10
+    rows = np.full((row_count, 2), rank + 1.0, np.float32)
+    indices = (np.arange(row_count, dtype=np.int64) + rank) % 10
     dense = np.zeros((10, 2), np.float32)
     for r, count in enumerate(counts):
         np.add.at(dense, (np.arange(count) + r) % 10, np.float32(r + 1))
@@ -300,17 +274,19 @@ def test_slices_are_narrowed_if_there_are_hosts_between_which(
     monkeypatch.setattr(ringar.job.place, "local_size", lambda: ranks // hosts)
     tenths = {"float32": np.float32(0.1), "float64": np.float64(0.1)}
 
-    def gather(wide: tf.Tensor, wider: tf.Tensor) -> list[tf.Tensor]:
+    def gather(singles: tf.Tensor, doubles: tf.Tensor) -> list[tf.Tensor]:
         options: Any = {"op": ringar.Sum, "compression": ringar.Compression.fp16}
         where = (tf.constant([0]), tf.constant([4, 2]))
-        both = [ringar.allreduce(tf.IndexedSlices(v, *where), **options) for v in (wide, wider)]
-        return [slices.values for slices in both]
+        results = [
+            ringar.allreduce(tf.IndexedSlices(v, *where), **options) for v in (singles, doubles)
+        ]
+        return [slices.values for slices in results]
 
     inputs = [np.full((1, 2), tenth) for tenth in tenths.values()]
-    wide, wider = common.run(way, gather, *inputs)
+    singles, doubles = common.run(way, gather, *inputs)
     expected = np.float32(np.float16(0.1)) if hosts > 1 else tenths["float32"]
-    common.assert_same(wide, np.full((ranks, 2), expected, np.float32))
-    common.assert_same(wider, np.full((ranks, 2), 0.1))
+    common.assert_same(singles, np.full((ranks, 2), expected, np.float32))
+    common.assert_same(doubles, np.full((ranks, 2), 0.1))
 
 
 def test_slices_that_cannot_be_reduced() -> None:
@@ -320,14 +296,14 @@ def test_slices_that_cannot_be_reduced() -> None:
         ValueError, match=r"rank \d \| allreduce .slices.: .*Sum or ringar.Average.*MAX"
     ):
         ringar.allreduce(slices, ringar.Max)
-    whole = tf.IndexedSlices(tf.ones([1, 2], tf.int32), **where)
-    wrong: list[dict[str, Any]] = [{}, {"op": ringar.Sum, "prescale_factor": 0.5}]
-    for options in wrong:
+    integers = tf.IndexedSlices(tf.ones([1, 2], tf.int32), **where)
+    cases: list[dict[str, Any]] = [{}, {"op": ringar.Sum, "prescale_factor": 0.5}]
+    for options in cases:
         # On rank 0 alone, and told to the others, who have slices of floats.
-        mine = whole if ringar.rank() == 0 else slices
+        argument = integers if ringar.rank() == 0 else slices
         with pytest.raises(common.REFUSED, match=r"expected a floating dtype.*received int32"):
-            ringar.allreduce(mine, **options)
-    assert ringar.allreduce(whole, ringar.Sum).values.shape == (ringar.size(), 2)
+            ringar.allreduce(argument, **options)
+    assert ringar.allreduce(integers, ringar.Sum).values.shape == (ringar.size(), 2)
 
 
 def test_factors_of_every_kind(mode: str) -> None:
@@ -349,9 +325,9 @@ def test_what_numpy_arrays_may_look_like() -> None:
     frozen = base.copy()
     frozen.flags.writeable = False
     for array in (base.T, base[::2, ::3], base[::-1], np.asfortranarray(base), frozen):
-        kept = array.copy()
-        common.assert_same(ringar.allreduce(array, ringar.Sum), np.ascontiguousarray(kept * ranks))
-        common.assert_same(array, kept)
+        copy = array.copy()
+        common.assert_same(ringar.allreduce(array, ringar.Sum), np.ascontiguousarray(copy * ranks))
+        common.assert_same(array, copy)
     for scalar in (np.float32(2.5), np.array(2.5, np.float32)):
         common.assert_same(ringar.allreduce(scalar, ringar.Sum), np.array(2.5 * ranks, np.float32))
 

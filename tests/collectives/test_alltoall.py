@@ -28,7 +28,8 @@ def even(rows: int) -> list[int]:
     return [rows // ringar.size() + (r < rows % ringar.size()) for r in range(ringar.size())]
 
 
-def expected(arrays: list[np.ndarray], splits: list[list[int]]) -> np.ndarray:
+def received_rows(arrays: list[np.ndarray], splits: list[list[int]]) -> np.ndarray:
+    """The rows that this rank receives from all ranks."""
     rank = ringar.rank()
     return np.concatenate([part_for(a, s, rank) for a, s in zip(arrays, splits, strict=True)])
 
@@ -40,29 +41,31 @@ def test_every_dtype_with_splits(mode: str, dtype: str) -> None:
     for case, tail in enumerate(TAILS):
         splits = [splits_of(r, case) for r in range(ringar.size())]
         arrays = [common.values(dtype, (sum(split), *tail), r) for r, split in enumerate(splits)]
-        own = splits[ringar.rank()]
+        row_counts = splits[ringar.rank()]
         result, counts = common.run(
-            mode, lambda t, own=own: ringar.alltoall(t, own), arrays[ringar.rank()]
+            mode,
+            lambda t, row_counts=row_counts: ringar.alltoall(t, row_counts),
+            arrays[ringar.rank()],
         )
-        common.assert_same(result, expected(arrays, splits), (case, tail))
+        common.assert_same(result, received_rows(arrays, splits), (case, tail))
         common.assert_same(counts, np.array([s[ringar.rank()] for s in splits], np.int64))
 
 
 @pytest.mark.parametrize("way", ["numpy", "eager", "graph"])
 def test_every_dtype_with_splits_in_one_function(way: str) -> None:
     splits = [splits_of(r, 0) for r in range(ringar.size())]
-    own, rank = splits[ringar.rank()], ringar.rank()
+    row_counts, rank = splits[ringar.rank()], ringar.rank()
     inputs = [
         [common.values(dtype, (sum(split), 3), r) for r, split in enumerate(splits)]
         for dtype in common.MOVED
     ]
     results = common.run(
         way,
-        lambda *ts: [ringar.alltoall(t, own)[0] for t in ts],
+        lambda *ts: [ringar.alltoall(t, row_counts)[0] for t in ts],
         *[arrays[rank] for arrays in inputs],
     )
     for dtype, arrays, result in zip(common.MOVED, inputs, results, strict=True):
-        common.assert_same(result, expected(arrays, splits), dtype)
+        common.assert_same(result, received_rows(arrays, splits), dtype)
 
 
 def test_every_dtype_in_one_function(mode: str) -> None:
@@ -74,7 +77,7 @@ def test_every_dtype_in_one_function(mode: str) -> None:
         *[arrays[ringar.rank()] for arrays in inputs],
     )
     for dtype, arrays, result in zip(common.MOVED, inputs, results, strict=True):
-        common.assert_same(result, expected(arrays, [even(2 * ranks)] * ranks), dtype)
+        common.assert_same(result, received_rows(arrays, [even(2 * ranks)] * ranks), dtype)
 
 
 @pytest.mark.every_variant
@@ -89,7 +92,9 @@ def test_every_dtype_evenly(mode: str, dtype: str) -> None:
         *[arrays[ringar.rank()] for arrays in inputs],
     )
     for (rows, tail), arrays, result in zip(cases, inputs, results, strict=True):
-        common.assert_same(result, expected(arrays, [even(rows * ranks)] * ranks), (rows, tail))
+        common.assert_same(
+            result, received_rows(arrays, [even(rows * ranks)] * ranks), (rows, tail)
+        )
 
 
 @pytest.mark.parametrize("way", ["numpy", "eager", "graph"])
@@ -98,7 +103,7 @@ def test_rows_that_do_not_divide(way: str) -> None:
     rows = [2 * ranks + 1 + r for r in range(ranks)]
     arrays = [common.values("float32", (n, 3), n) for n in rows]
     result = common.run(way, lambda t: [ringar.alltoall(t)], arrays[ringar.rank()])[0]
-    common.assert_same(result, expected(arrays, [even(n) for n in rows]))
+    common.assert_same(result, received_rows(arrays, [even(n) for n in rows]))
 
 
 @pytest.mark.parametrize("way", ["numpy", "eager", "graph"])
@@ -109,7 +114,7 @@ def test_long_and_uneven(way: str) -> None:
     splits[0][-1] = 200_000
     arrays = [common.values("int32", (sum(s), 2), r) for r, s in enumerate(splits)]
     result, _ = common.run(way, lambda t: ringar.alltoall(t, splits[rank]), arrays[rank])
-    common.assert_same(result, expected(arrays, splits))
+    common.assert_same(result, received_rows(arrays, splits))
 
 
 def test_lengths_around_the_compartment() -> None:
@@ -118,7 +123,7 @@ def test_lengths_around_the_compartment() -> None:
     for length in (room - 1, room, room + 1, 2 * room):
         arrays = common.of_all_ranks("uint8", (ranks * length,))
         received = ringar.alltoall(arrays[rank])
-        common.assert_same(received, expected(arrays, [even(ranks * length)] * ranks), length)
+        common.assert_same(received, received_rows(arrays, [even(ranks * length)] * ranks), length)
 
 
 @pytest.mark.parametrize("kind", ["list", "int32", "int64", "numpy"])
@@ -132,8 +137,8 @@ def test_kinds_of_splits(kind: str) -> None:
         splits = tf.constant(splits, kind)
     received, counts = ringar.alltoall(tensor, splits)
     rank = ringar.rank()  # which gets rank + 1 rows of everybody
-    mine = list(range(sum(splits)))[rank * (rank + 1) // 2 :][: rank + 1]
-    assert received.numpy().tolist() == mine * ranks
+    expected = list(range(sum(splits)))[rank * (rank + 1) // 2 :][: rank + 1]
+    assert received.numpy().tolist() == expected * ranks
     assert counts.numpy().tolist() == [rank + 1] * ranks
     assert counts.dtype == tf.int64
 
@@ -148,8 +153,8 @@ def test_splits_of_a_graph_are_data() -> None:
         splits = np.zeros(ranks, np.int64)
         splits[turn] = 4
         received, counts = send(tf.fill([4], rank), splits)
-        sent = [r for r in range(ranks) for _ in range(4)] if turn == rank else []
-        assert received.numpy().tolist() == sent
+        expected = [r for r in range(ranks) for _ in range(4)] if turn == rank else []
+        assert received.numpy().tolist() == expected
         assert counts.numpy().tolist() == ([4] * ranks if turn == rank else [0] * ranks)
 
 

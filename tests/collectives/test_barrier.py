@@ -13,12 +13,12 @@ import ringar
 
 def come_late_and_look(barrier: object, folder: Path, turn: str) -> None:
     """One rank after the other is the last to come; it must be there when the others go on."""
-    for late in range(ringar.size()):
-        if ringar.rank() == late:
+    for straggler in range(ringar.size()):
+        if ringar.rank() == straggler:
             time.sleep(0.05)
-        (folder / f"{turn}-{late}-{ringar.rank()}").touch()
+        (folder / f"{turn}-{straggler}-{ringar.rank()}").touch()
         barrier()  # type: ignore[operator]
-        came = len(list(folder.glob(f"{turn}-{late}-*")))
+        came = len(list(folder.glob(f"{turn}-{straggler}-*")))
         assert came == ringar.size()
 
 

@@ -67,9 +67,9 @@ def test_group_of_mixed_dtypes(mode: str) -> None:
 def test_bits_are_kept() -> None:
     """NaNs with a payload, negative zeros: a broadcast moves bytes."""
     bits = np.random.default_rng(0).integers(0, 1 << 32, 5000, np.uint32) | np.uint32(0x7F800001)
-    sent = bits.view(np.float32)
-    received = ringar.broadcast(sent if ringar.rank() == 0 else np.zeros_like(sent), 0)
-    assert received.tobytes() == sent.tobytes()
+    floats = bits.view(np.float32)
+    received = ringar.broadcast(floats if ringar.rank() == 0 else np.zeros_like(floats), 0)
+    assert received.tobytes() == floats.tobytes()
 
 
 def test_variables() -> None:
@@ -93,12 +93,12 @@ def test_variables() -> None:
 def test_keras_variables() -> None:
     keras.utils.set_random_seed(ringar.rank())
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dropout(0.5)])
-    mine = model.get_weights()
+    weights = model.get_weights()
     ringar.broadcast_variables(model.variables, 0)
     keras.utils.set_random_seed(0)
     other = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dropout(0.5)])
     common.assert_all_same(model.get_weights(), other.get_weights())
-    assert ringar.rank() == 0 or not np.array_equal(mine[0], other.get_weights()[0])
+    assert ringar.rank() == 0 or not np.array_equal(weights[0], other.get_weights()[0])
 
 
 def test_variables_inside_a_function() -> None:

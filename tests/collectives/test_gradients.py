@@ -180,14 +180,14 @@ def test_alltoall_with_splits(way: str, exchange: Callable[[Any], list[Any]]) ->
 @pytest.mark.ranks(3, 4)
 def test_process_set(way: str) -> None:
     """The members' losses count, and no others."""
-    some = ringar.add_process_set([2, 0])
-    if some.included():
+    members = ringar.add_process_set([2, 0])
+    if members.included():
         arrays = {r: common.values("float64", (4,), r) for r in (0, 2)}
 
         def collective(t: Any) -> list[Any]:
             return [
-                ringar.allreduce(t, ringar.Average, process_set=some),
-                ringar.broadcast(t, 2, process_set=some),
+                ringar.allreduce(t, ringar.Average, process_set=members),
+                ringar.broadcast(t, 2, process_set=members),
             ]
 
         mean = (arrays[0] + arrays[2]) / 2
@@ -196,7 +196,7 @@ def test_process_set(way: str) -> None:
             expected += sum((1 + arrays[2]) * weights(4, 1, r) for r in (0, 2))
         slope = analytic(way, collective, arrays[ringar.rank()])
         np.testing.assert_allclose(slope, expected, rtol=1e-12)
-    ringar.remove_process_set(some)
+    ringar.remove_process_set(members)
 
 
 def test_factors_between_horovod_and_ringar(way: str) -> None:
@@ -247,13 +247,13 @@ def test_scaled_extremes_in_every_dtype(way: str, dtype: str) -> None:
             ],
         )
 
-    found = [a.astype(np.float64) for a in common.run(way, gradients, inputs[ringar.rank()])]
-    wide = np.array([a.astype(np.float64) for a in inputs])
-    for prescale, (whole, share) in zip(prescales, (found[:2], found[2:]), strict=True):
-        holds = wide == (wide.max(axis=0) if prescale > 0 else wide.min(axis=0))
+    slopes = [a.astype(np.float64) for a in common.run(way, gradients, inputs[ringar.rank()])]
+    doubles = np.array([a.astype(np.float64) for a in inputs])
+    for prescale, (slope, share) in zip(prescales, (slopes[:2], slopes[2:]), strict=True):
+        holds = doubles == (doubles.max(axis=0) if prescale > 0 else doubles.min(axis=0))
         expected = holds[ringar.rank()] / holds.sum(axis=0) * prescale * -1.3
         np.testing.assert_allclose(
-            whole, expected * ringar.size(), rtol=0.02, err_msg=str(prescale)
+            slope, expected * ringar.size(), rtol=0.02, err_msg=str(prescale)
         )
         np.testing.assert_allclose(share, expected, rtol=0.02, err_msg=str(prescale))
 
@@ -275,14 +275,14 @@ def test_factors_have_the_precision_of_the_dtype(way: str) -> None:
 
     ranks = ringar.size()
     x = common.values("float64", (ranks,), 0)  # equal on all ranks
-    found = common.run(way, gradients, x)
-    for op, whole, part in zip(ops, found[::2], found[1::2], strict=True):
+    slopes = common.run(way, gradients, x)
+    for op, slope, part in zip(ops, slopes[::2], slopes[1::2], strict=True):
         share = 1 / 3 / (ranks if op is ringar.Average else 1)
         expected = {
             ringar.Max: np.full(ranks, 0.7 / 3),  # all ranks tie
             ringar.Product: ranks * 0.7**ranks / 3 * x ** (ranks - 1),
         }.get(op, np.full(ranks, 0.7 * share * ranks))
-        np.testing.assert_allclose(whole, expected, rtol=1e-14, err_msg=str(op))
+        np.testing.assert_allclose(slope, expected, rtol=1e-14, err_msg=str(op))
         # Every row has one owner, whose loss alone depends on it.
         np.testing.assert_allclose(part, expected / ranks, rtol=1e-14, err_msg=str(op))
 
@@ -291,15 +291,15 @@ def test_a_product_with_zeros(way: str) -> None:
     """Where product / input would be 0 / 0."""
     ranks, rank = ringar.size(), ringar.rank()
     inputs = [np.array([0.0 if r == 0 else 2.0, 0.0, 3.0]) for r in range(ranks)]
-    others = np.prod([a for r, a in enumerate(inputs) if r != rank], axis=0, initial=1.0)
+    cofactor = np.prod([a for r, a in enumerate(inputs) if r != rank], axis=0, initial=1.0)
     product = np.prod(inputs, axis=0)
     slope = analytic(way, lambda t: [ringar.allreduce(t, ringar.Product)], inputs[rank])
     of_losses = sum((1 + product) * weights(3, 0, r) for r in range(ranks))
-    np.testing.assert_allclose(slope, others * of_losses, rtol=1e-12)
+    np.testing.assert_allclose(slope, cofactor * of_losses, rtol=1e-12)
     slope = analytic(way, lambda t: [ringar.reducescatter(t, ringar.Product)], inputs[rank])
     shares = np.array_split(product, ranks)
     of_owners = np.concatenate([(1 + s) * weights(s.size, 0, r) for r, s in enumerate(shares)])
-    np.testing.assert_allclose(slope, others * of_owners, rtol=1e-12)
+    np.testing.assert_allclose(slope, cofactor * of_owners, rtol=1e-12)
 
 
 def test_compression(way: str) -> None:
@@ -314,10 +314,10 @@ def test_compression(way: str) -> None:
 
         return gradients_of(x, [loss(op, kind) for op in ops for kind in kinds])
 
-    found = common.run(way, gradients, common.values("float32", (5,), 3 + ringar.rank()))
+    slopes = common.run(way, gradients, common.values("float32", (5,), 3 + ringar.rank()))
     for i, op in enumerate(ops):
-        plain, *narrow = found[3 * i : 3 * i + 3]
-        for slope in narrow:
+        plain, *compressed_slopes = slopes[3 * i : 3 * i + 3]
+        for slope in compressed_slopes:
             np.testing.assert_array_equal(slope, plain, err_msg=str(op))
 
 
@@ -382,8 +382,8 @@ def test_upstream_gradients_of_another_dtype(way: str) -> None:
         return [tape.gradient(results, x, output_gradients=ones)]
 
     ranks = ringar.size()
-    (found,) = common.run(way, slope, np.ones(ranks))
-    np.testing.assert_allclose(found, np.full(ranks, 3.0 * ranks + 4.0), rtol=1e-12)
+    (gradient,) = common.run(way, slope, np.ones(ranks))
+    np.testing.assert_allclose(gradient, np.full(ranks, 3.0 * ranks + 4.0), rtol=1e-12)
 
 
 def many_gathered(x: tf.Tensor) -> list[tf.Tensor]:

@@ -32,25 +32,25 @@ def compiled(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def mine() -> np.ndarray:
+def array_of_rank() -> np.ndarray:
     return common.values("float32", (12 * COUNT,), ringar.rank())
 
 
 def test_arguments_are_kept(collective: Any, compiled: bool) -> None:
     function = tf.function(lambda t: collective(t), jit_compile=compiled)
-    tensor = tf.constant(mine())
+    tensor = tf.constant(array_of_rank())
     for _ in range(3):
         function(tensor)
-    common.assert_same(tensor.numpy(), mine())
+    common.assert_same(tensor.numpy(), array_of_rank())
 
 
 def test_eager_inputs_are_kept(collective: Any) -> None:
-    tensor, array = tf.constant(mine()), mine()
+    tensor, array = tf.constant(array_of_rank()), array_of_rank()
     collective(tensor)
-    common.assert_same(tensor.numpy(), mine())
+    common.assert_same(tensor.numpy(), array_of_rank())
     if collective is not COLLECTIVES["grouped"]:
         collective(array)
-        common.assert_same(array, mine())
+        common.assert_same(array, array_of_rank())
 
 
 def test_intermediates_are_kept(collective: Any, compiled: bool) -> None:
@@ -65,9 +65,9 @@ def test_intermediates_are_kept(collective: Any, compiled: bool) -> None:
         with tf.control_dependencies([first, second]):
             return first, second, tf.identity(value), alias + 0.0
 
-    first, second, value, alias = step(tf.constant(mine()))
-    common.assert_same(value.numpy(), mine() * 2)
-    common.assert_same(alias.numpy(), (mine() * 2).reshape(12, -1))
+    first, second, value, alias = step(tf.constant(array_of_rank()))
+    common.assert_same(value.numpy(), array_of_rank() * 2)
+    common.assert_same(alias.numpy(), (array_of_rank() * 2).reshape(12, -1))
     common.assert_same(first.numpy(), second.numpy())
 
 
@@ -78,22 +78,22 @@ def test_an_intermediate_that_nobody_else_uses(collective: Any, compiled: bool) 
     def fresh(t: tf.Tensor) -> tf.Tensor:
         return collective(t * 2.0) * 1.0
 
-    result = fresh(tf.constant(mine())).numpy()
-    common.assert_same(result, collective(tf.constant(mine() * 2)).numpy())
+    result = fresh(tf.constant(array_of_rank())).numpy()
+    common.assert_same(result, collective(tf.constant(array_of_rank() * 2)).numpy())
 
 
 def test_constants_are_kept(collective: Any, compiled: bool) -> None:
     @tf.function(jit_compile=compiled)
     def step() -> tf.Tensor:
-        return collective(tf.fill([12 * COUNT], 2.0)), collective(tf.constant(mine()))
+        return collective(tf.fill([12 * COUNT], 2.0)), collective(tf.constant(array_of_rank()))
 
     first, again = step(), step()
-    for one, other in zip(first, again, strict=True):
-        common.assert_same(one.numpy(), other.numpy())
+    for before, after in zip(first, again, strict=True):
+        common.assert_same(before.numpy(), after.numpy())
 
 
 def test_variables_are_kept(collective: Any, compiled: bool) -> None:
-    variable = tf.Variable(mine())
+    variable = tf.Variable(array_of_rank())
 
     @tf.function(jit_compile=compiled)
     def step() -> tf.Tensor:
@@ -101,7 +101,7 @@ def test_variables_are_kept(collective: Any, compiled: bool) -> None:
 
     for _ in range(2):
         step()
-    common.assert_same(variable.numpy(), mine())
+    common.assert_same(variable.numpy(), array_of_rank())
 
 
 def test_a_variable_assigned_from_its_own_reduction(compiled: bool) -> None:

@@ -46,8 +46,8 @@ def test_the_majority_and_the_others_are_named(mode: str) -> None:
     if size == 4:
         cases = {2: [f"ranks 0, 1, 3 (3 of 4): {usual}", f"rank 2: {odd}"],
                  0: [f"ranks 1-3 (3 of 4): {usual}", f"rank 0: {odd}"]}  # fmt: skip
-    for one, lines in cases.items():
-        name = "odd" if rank == one else "usual"
+    for odd_rank, lines in cases.items():
+        name = "odd" if rank == odd_rank else "usual"
         with pytest.raises(ERRORS) as caught:
             common.run(
                 mode, lambda t, name=name: [ringar.allreduce(t, ringar.Sum, name=name)],

@@ -197,10 +197,14 @@ def test_long_collectives_of_a_graph_come_when_they_can() -> None:
     def step(first: tf.Tensor, second: tf.Tensor) -> list[tf.Tensor]:
         # What takes long to compute is the first on some ranks and the second on others.
         slow = tf.linalg.matmul(first, first, name="slow")
-        early, late = (slow, second) if rank % 2 else (second, slow)
+        first_input, second_input = (slow, second) if rank % 2 else (second, slow)
         results = [
-            ringar.allreduce(tf.ones([700_000]) * (early[0, 0] + 1), op=ringar.Sum, name="early"),
-            ringar.allreduce(tf.ones([700_000]) * (late[0, 0] + 2), op=ringar.Sum, name="late"),
+            ringar.allreduce(
+                tf.ones([700_000]) * (first_input[0, 0] + 1), op=ringar.Sum, name="early"
+            ),
+            ringar.allreduce(
+                tf.ones([700_000]) * (second_input[0, 0] + 2), op=ringar.Sum, name="late"
+            ),
             ringar.allreduce(tf.ones([3]), op=ringar.Sum, name="short"),
         ]
         ringar.allreduce(tf.ones([700_000]), name="without use")
@@ -208,10 +212,10 @@ def test_long_collectives_of_a_graph_come_when_they_can() -> None:
 
     for _ in range(3):
         zeros = tf.zeros([300, 300])
-        early, late, short = step(zeros, zeros)
-        np.testing.assert_array_equal(early, np.full(700_000, size, np.float32))
-        np.testing.assert_array_equal(late, np.full(700_000, 2 * size, np.float32))
-        np.testing.assert_array_equal(short, np.full(3, size, np.float32))
+        firsts, seconds, thirds = step(zeros, zeros)
+        np.testing.assert_array_equal(firsts, np.full(700_000, size, np.float32))
+        np.testing.assert_array_equal(seconds, np.full(700_000, 2 * size, np.float32))
+        np.testing.assert_array_equal(thirds, np.full(3, size, np.float32))
 
 
 @pytest.mark.skipif("ringar.size() < 2")
@@ -276,12 +280,12 @@ def test_calls_and_conditionals_with_collectives_keep_the_order_of_the_program()
 
     @tf.function
     def step(x: tf.Tensor) -> list[tf.Tensor]:
-        found = [called(x), ringar.allreduce(x, name="beside"), called(x)]
-        found.append(tf.cond(x[0] > 0, lambda: conditional(x), lambda: x))
+        results = [called(x), ringar.allreduce(x, name="beside"), called(x)]
+        results.append(tf.cond(x[0] > 0, lambda: conditional(x), lambda: x))
         with tf.GradientTape() as tape:
             tape.watch(x)
-            found += [called(x), differentiated(x)]
-        return [*found, tape.gradient(found[-1], x), ringar.allreduce(x, name="last")]
+            results += [called(x), differentiated(x)]
+        return [*results, tape.gradient(results[-1], x), ringar.allreduce(x, name="last")]
 
     operations = step.get_concrete_function(tf.ones([3])).graph.get_operations()
     kinds = ("StatefulPartitionedCall", "RingarTicket", "RingarAllreduce", "If")
@@ -296,11 +300,11 @@ def test_calls_and_conditionals_with_collectives_keep_the_order_of_the_program()
 
 def before_in_graph(op: tf.Operation) -> set[tf.Operation]:
     """All ops for which an op waits."""
-    found: set[tf.Operation] = set()
+    ancestors: set[tf.Operation] = set()
     left = [op]
     while left:
-        one = left.pop()
-        new = {*one.control_inputs, *(tensor.op for tensor in one.inputs)} - found
-        found |= new
+        descendant = left.pop()
+        new = {*descendant.control_inputs, *(tensor.op for tensor in descendant.inputs)} - ancestors
+        ancestors |= new
         left += new
-    return found
+    return ancestors

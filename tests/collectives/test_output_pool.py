@@ -28,7 +28,7 @@ def is_shared(result: Any) -> bool:
     raise AssertionError(f"no mapping at {address:#x}")
 
 
-def mine(shape: tuple[int, ...] = SHAPE, seed: int = 0) -> np.ndarray:
+def array_of_rank(shape: tuple[int, ...] = SHAPE, seed: int = 0) -> np.ndarray:
     return common.of_all_ranks("float32", shape, seed)[ringar.rank()]
 
 
@@ -39,29 +39,29 @@ def sums(shape: tuple[int, ...] = SHAPE, seed: int = 0) -> np.ndarray:
 @pytest.mark.ranks(2, 3, 4)
 def test_results_of_arrays() -> None:
     for seed in range(3):
-        result = ringar.allreduce(mine(seed=seed), ringar.Sum)
+        result = ringar.allreduce(array_of_rank(seed=seed), ringar.Sum)
         assert is_shared(result)
         common.assert_same(result, sums(seed=seed))
-    assert not is_shared(ringar.allreduce(mine(SMALL), ringar.Sum))
+    assert not is_shared(ringar.allreduce(array_of_rank(SMALL), ringar.Sum))
 
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("traced", [False, True])
 def test_results_of_tensors(traced: bool) -> None:
-    def reduce(one: tf.Tensor, small: tf.Tensor, other: tf.Tensor) -> list[tf.Tensor]:
-        return ringar.grouped_allreduce([one, small, other], ringar.Sum)
+    def reduce(large: tf.Tensor, small: tf.Tensor, other: tf.Tensor) -> list[tf.Tensor]:
+        return ringar.grouped_allreduce([large, small, other], ringar.Sum)
 
     function = tf.function(reduce) if traced else reduce
-    given = [mine(), mine(SMALL), mine((300, 400))]
-    tensors = [tf.constant(array) for array in given]
+    arrays = [array_of_rank(), array_of_rank(SMALL), array_of_rank((300, 400))]
+    tensors = [tf.constant(array) for array in arrays]
     for _ in range(4):
         results = function(*tensors)
-        for result, array in zip(results, given, strict=True):
+        for result, array in zip(results, arrays, strict=True):
             common.assert_same(result.numpy(), sums(array.shape))
     # Eagerly, TensorFlow has not lent the memory of arguments the first time. What a graph issues
     # while it goes on is copied there, small arrays with large ones.
     assert [is_shared(result) for result in results] == [True, traced, True]
-    for tensor, array in zip(tensors, given, strict=True):
+    for tensor, array in zip(tensors, arrays, strict=True):
         common.assert_same(tensor.numpy(), array)
 
 
@@ -80,25 +80,25 @@ def test_dtypes() -> None:
 @pytest.mark.ranks(2, 3, 4)
 def test_memory_is_used_again() -> None:
     gc.collect()  # or what other tests have left may end meanwhile
-    first = ringar.allreduce(mine(), ringar.Sum)
+    first = ringar.allreduce(array_of_rank(), ringar.Sum)
     address = first.ctypes.data
     view = first[3:]
     del first
-    assert ringar.allreduce(mine(), ringar.Sum).ctypes.data != address  # a view keeps it
+    assert ringar.allreduce(array_of_rank(), ringar.Sum).ctypes.data != address  # a view keeps it
     del view
-    assert ringar.allreduce(mine(), ringar.Sum).ctypes.data == address
+    assert ringar.allreduce(array_of_rank(), ringar.Sum).ctypes.data == address
 
 
 @pytest.mark.ranks(2, 3, 4)
 def test_inputs_in_the_pool() -> None:
     array = ringar.empty(SHAPE)
     assert is_shared(array)
-    array[:] = mine()
+    array[:] = array_of_rank()
     for _ in range(2):
         common.assert_same(ringar.allreduce(array, ringar.Sum), sums())
-    common.assert_same(array, mine())
+    common.assert_same(array, array_of_rank())
     # One rank alone, and a part of an array.
-    part = array[100:300] if ringar.rank() == 0 else mine()[100:300]
+    part = array[100:300] if ringar.rank() == 0 else array_of_rank()[100:300]
     common.assert_same(ringar.allreduce(part, ringar.Sum), sums()[100:300])
 
 
@@ -110,22 +110,22 @@ def test_inputs_of_other_collectives_in_the_pool(rank: int, size: int) -> None:
         array = np.empty_like(arrays[rank]) if is_ordinary else ringar.empty(arrays[rank].shape)
         array[:] = arrays[rank]
         common.assert_same(ringar.allgather(array), np.concatenate(arrays))
-        parts = [np.array_split(one, size)[rank] for one in arrays]
+        parts = [np.array_split(operand, size)[rank] for operand in arrays]
         common.assert_same(ringar.alltoall(array), np.concatenate(parts))
 
-        same, others = array[: SHAPE[0]], [one[: SHAPE[0]] for one in arrays]
-        common.assert_same(ringar.broadcast(same, 1), others[1])
-        most = np.array_split(np.max(others, axis=0), size)[rank]
-        common.assert_same(ringar.reducescatter(same, ringar.Max), most)
+        head, heads = array[: SHAPE[0]], [operand[: SHAPE[0]] for operand in arrays]
+        common.assert_same(ringar.broadcast(head, 1), heads[1])
+        most = np.array_split(np.max(heads, axis=0), size)[rank]
+        common.assert_same(ringar.reducescatter(head, ringar.Max), most)
         common.assert_same(array, arrays[rank])
 
 
 @pytest.mark.ranks(2, 3, 4)
 def test_results_as_inputs() -> None:
-    result = ringar.allreduce(mine(), ringar.Sum)
+    result = ringar.allreduce(array_of_rank(), ringar.Sum)
     again = ringar.allreduce(result, ringar.Max)
     common.assert_same(again, result)
-    tensor = tf.constant(mine())
+    tensor = tf.constant(array_of_rank())
     for _ in range(3):
         tensor = ringar.allreduce(tensor, ringar.Average)
     np.testing.assert_allclose(tensor.numpy(), sums() / ringar.size(), rtol=1e-5)
@@ -141,8 +141,8 @@ def test_a_variable_keeps_a_result() -> None:
         variable.assign_add(tf.ones(SHAPE))
 
     for _ in range(4):
-        step(tf.constant(mine()))
-        ringar.allreduce(mine(seed=1), ringar.Sum)
+        step(tf.constant(array_of_rank()))
+        ringar.allreduce(array_of_rank(seed=1), ringar.Sum)
         common.assert_same(variable.numpy(), sums() + np.float32(1))
 
 

@@ -70,38 +70,40 @@ def random_step(rng: np.random.Generator, sets: list[ringar.ProcessSet], seed: i
     reduces = collective in ("allreduce", "reducescatter")
     dtype = str(rng.choice(common.REDUCIBLE if reduces else common.MOVED))
     op = [ringar.Sum, ringar.Min, ringar.Max, ringar.Product][rng.integers(4)]
-    one = sets[rng.integers(len(sets))]
-    members = one.size()
+    process_set = sets[rng.integers(len(sets))]
+    members = process_set.size()
     rows = int(2 ** rng.uniform(0, 15)) if rng.random() < 0.9 else 0
     tail = [(), (3,), (2, 2)][rng.integers(3)]
-    each = [rows] * members
+    row_counts = [rows] * members
     if collective in ("allgather", "alltoall") and mode != "compiled":
-        each = [int(rows * share) for share in rng.random(members)]
+        row_counts = [int(rows * share) for share in rng.random(members)]
     elif collective == "alltoall":
-        each = [rows * members] * members
-    splits = [np.diff(np.sort(rng.integers(0, n + 1, members - 1)), prepend=0) for n in each]
-    whole = [[*map(int, s), n - int(sum(s))] for s, n in zip(splits, each, strict=True)]
+        row_counts = [rows * members] * members
+    splits = [np.diff(np.sort(rng.integers(0, n + 1, members - 1)), prepend=0) for n in row_counts]
+    splits_of_ranks = [
+        [*map(int, s), n - int(sum(s))] for s, n in zip(splits, row_counts, strict=True)
+    ]
     if mode == "compiled":
-        whole = [[rows] * members] * members
-    arrays = [common.values(dtype, (n, *tail), 100 * seed + i) for i, n in enumerate(each)]
-    return Step(collective, mode, op, arrays, whole, one)
+        splits_of_ranks = [[rows] * members] * members
+    arrays = [common.values(dtype, (n, *tail), 100 * seed + i) for i, n in enumerate(row_counts)]
+    return Step(collective, mode, op, arrays, splits_of_ranks, process_set)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_random_program(seed: int) -> None:
     ranks = list(range(ringar.size()))
     sets = [ringar.global_process_set, ringar.global_process_set]
-    own = [ringar.add_process_set(members) for members in (ranks[::-1], ranks[1:] or ranks)]
+    subsets = [ringar.add_process_set(members) for members in (ranks[::-1], ranks[1:] or ranks)]
     rng = np.random.default_rng(seed)
     for number in range(STEPS):
-        step = random_step(rng, sets + own, number)
+        step = random_step(rng, sets + subsets, number)
         if not step.process_set.included():
             continue
         results = step.run()
-        what = (number, step.collective, step.mode, step.op, step.process_set.ranks)
-        common.assert_all_same(results, step.expected(), what)
-    for one in own:
-        ringar.remove_process_set(one)
+        case = (number, step.collective, step.mode, step.op, step.process_set.ranks)
+        common.assert_all_same(results, step.expected(), case)
+    for process_set in subsets:
+        ringar.remove_process_set(process_set)
 
 
 @pytest.mark.slow

@@ -17,11 +17,11 @@ pytestmark = pytest.mark.ranks(2, 3, 4)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("unknown", [(), (0,), (1,), (0, 2), (0, 1, 2)], ids=str)
-def test_unknown_dimensions(way: str, unknown: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("axes", [(), (0,), (1,), (0, 2), (0, 1, 2)], ids=str)
+def test_unknown_dimensions(way: str, axes: tuple[int, ...]) -> None:
     _, before = neighbors()
     arrays = [common.values("float32", (r + 2, 3, 2 * r), r) for r in range(ringar.size())]
-    spec = spec_of(arrays[before], *unknown)
+    spec = spec_of(arrays[before], *axes)
     received = pass_on(way, [arrays[ringar.rank()]], [spec])
     common.assert_all_same(received, [arrays[before]])
 
@@ -80,15 +80,15 @@ def test_all_receive_before_they_send() -> None:
 
     @tf.function
     def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        late = [ringar.recv(tf.TensorSpec([2]), before) for _ in range(10)]
+        messages = [ringar.recv(tf.TensorSpec([2]), before) for _ in range(10)]
         total = ringar.allreduce(x, ringar.Sum)
         for i in range(10):
             ringar.send(x + float(i), after)
-        return tf.stack(late), total
+        return tf.stack(messages), total
 
     for turn in range(5):
-        late, total = step(tf.fill([2], float(ringar.rank() + turn)))
-        assert late.numpy()[:, 0].tolist() == [before + turn + i for i in range(10)]
+        messages, total = step(tf.fill([2], float(ringar.rank() + turn)))
+        assert messages.numpy()[:, 0].tolist() == [before + turn + i for i in range(10)]
         assert total.numpy()[0] == sum(r + turn for r in range(ringar.size()))
 
 
@@ -167,7 +167,7 @@ def refused(ask: Ask, numpy: bool = False) -> str:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("sent", "spec", "names"),
+    ("sent_shape", "spec", "names"),
     [
         ([3], tf.TensorSpec([4]), ("x", "x")),
         ([3, 1], tf.TensorSpec([None]), ("x", "x")),
@@ -180,7 +180,7 @@ def refused(ask: Ask, numpy: bool = False) -> str:
 )
 def test_both_ends_of_a_mismatch_are_told(
     way: str,
-    sent: list[int],
+    sent_shape: list[int],
     spec: tf.TensorSpec,
     names: tuple[str | None, str],
     exchange: Callable[[Any], list[Any]],
@@ -198,7 +198,7 @@ def test_both_ends_of_a_mismatch_are_told(
         return as_asked(lambda: ringar.recv(spec, 0, name=name))
 
     if ringar.rank() == 0:
-        send(sent, names[0])
+        send(sent_shape, names[0])
         exchange("sent")
         exchange("refused")
         text = refused(lambda: send([5], "next"), way == "numpy")
@@ -215,7 +215,7 @@ def test_both_ends_of_a_mismatch_are_told(
         exchange("refused")
         return
     name = f' "{names[0]}"' if names[0] else ""
-    assert f"\n  rank 0: send{name} of float32[{','.join(map(str, sent))}]" in text
+    assert f"\n  rank 0: send{name} of float32[{','.join(map(str, sent_shape))}]" in text
     assert f'\n  rank 1: recv "{names[1]}" of {spec.dtype.name}[' in text
     assert "look for a branch" in text
 
@@ -233,16 +233,16 @@ def test_another_number_of_tensors_is_a_mismatch(exchange: Callable[[Any], list[
 
 
 def test_another_process_set_is_a_mismatch(exchange: Callable[[Any], list[Any]]) -> None:
-    both = ringar.add_process_set([0, 1])
+    pair = ringar.add_process_set([0, 1])
     if ringar.rank() == 0:
-        ringar.send(tf.ones([2]), 1, process_set=both)
+        ringar.send(tf.ones([2]), 1, process_set=pair)
     if ringar.rank() == 1:
         text = refused(lambda: ringar.recv(tf.TensorSpec([2]), 0))
-        assert f"rank 0: send of float32[2] in process set {both.process_set_id}\n" in text
+        assert f"rank 0: send of float32[2] in process set {pair.process_set_id}\n" in text
     exchange("refused")
     if ringar.rank() == 0:
-        refused(lambda: ringar.send(tf.ones([2]), 1, process_set=both))
-    ringar.remove_process_set(both)
+        refused(lambda: ringar.send(tf.ones([2]), 1, process_set=pair))
+    ringar.remove_process_set(pair)
 
 
 @pytest.mark.parametrize(

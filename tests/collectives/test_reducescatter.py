@@ -15,45 +15,14 @@ Shape = tuple[int, ...]
 SHAPES: list[Shape] = [(12,), (12, 0), (0,), (1,), (7, 3), (25, 2, 2), (2, 1000), (1030, 9)]
 
 
-def share(total: np.ndarray) -> np.ndarray:
-    """This rank's rows: dealt out evenly, the first ranks get one more."""
-    return np.ascontiguousarray(np.array_split(total, ringar.size())[ringar.rank()])
-
-
 @pytest.mark.every_variant
 @common.modes_and_dtypes(common.REDUCIBLE)
 def test_every_op_and_shape(mode: str, dtype: str) -> None:
-    cases = [
-        (op, shape)
-        for op in common.OPS
-        for shape in SHAPES
-        if op is not ringar.Average or dtype in common.FLOATING
-    ]
-    inputs = [common.of_all_ranks(dtype, shape, i) for i, (_, shape) in enumerate(cases)]
-
-    def reduce(*tensors: Any) -> list[Any]:
-        return [ringar.reducescatter(t, op) for t, (op, _) in zip(tensors, cases, strict=True)]
-
-    results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
-    for case, arrays, result in zip(cases, inputs, results, strict=True):
-        common.assert_same(result, share(common.reduced(case[0], arrays)), case)
+    common.check_reductions(mode, ringar.reducescatter, [dtype], SHAPES, common.share)
 
 
 def test_every_dtype_and_op_in_one_function(mode: str) -> None:
-    cases = [
-        (dtype, op)
-        for dtype in common.REDUCIBLE
-        for op in common.OPS
-        if op is not ringar.Average or dtype in common.FLOATING
-    ]
-    inputs = [common.of_all_ranks(dtype, (25, 2), i) for i, (dtype, _) in enumerate(cases)]
-
-    def reduce(*tensors: Any) -> list[Any]:
-        return [ringar.reducescatter(t, op) for t, (_, op) in zip(tensors, cases, strict=True)]
-
-    results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
-    for case, arrays, result in zip(cases, inputs, results, strict=True):
-        common.assert_same(result, share(common.reduced(case[1], arrays)), case)
+    common.check_reductions(mode, ringar.reducescatter, common.REDUCIBLE, [(25, 2)], common.share)
 
 
 def test_scaling(mode: str) -> None:
@@ -66,7 +35,7 @@ def test_scaling(mode: str) -> None:
     results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
     cases = [(arrays, op) for arrays in inputs for op in common.OPS]
     for (arrays, op), result in zip(cases, results, strict=True):
-        expected = share(common.reduced(op, arrays, 0.3, -7.0))
+        expected = common.share(common.reduced(op, arrays, 0.3, -7.0))
         common.assert_same(result, expected, (arrays[0].dtype, op))
 
 
@@ -76,7 +45,9 @@ def test_lengths_around_the_slice() -> None:
         for near in (-1, 0, 1, ranks):
             inputs = common.of_all_ranks("int32", (ranks * edge // 4 + near,))
             result = ringar.reducescatter(inputs[ringar.rank()], ringar.Sum)
-            common.assert_same(result, share(common.reduced(ringar.Sum, inputs)), (edge, near))
+            common.assert_same(
+                result, common.share(common.reduced(ringar.Sum, inputs)), (edge, near)
+            )
 
 
 def test_group_of_mixed_dtypes(mode: str) -> None:
@@ -91,7 +62,7 @@ def test_group_of_mixed_dtypes(mode: str) -> None:
     results = common.run(
         mode, lambda *ts: ringar.grouped_reducescatter(ts, ringar.Sum), *groups[ringar.rank()]
     )
-    expected = [share(common.reduced(ringar.Sum, a)) for a in zip(*groups, strict=True)]
+    expected = [common.share(common.reduced(ringar.Sum, a)) for a in zip(*groups, strict=True)]
     common.assert_all_same(results, expected)
     assert ringar.grouped_reducescatter([]) == []
 
@@ -105,14 +76,14 @@ def test_compression(mode: str, name: str) -> None:
         lambda t: [ringar.reducescatter(t, compression=getattr(ringar.Compression, name))],
         inputs[ringar.rank()],
     )
-    common.assert_same(results[0], share(common.reduced(ringar.Average, inputs)))
+    common.assert_same(results[0], common.share(common.reduced(ringar.Average, inputs)))
 
 
 def test_is_a_part_of_the_allreduce(mode: str) -> None:
     """Bit for bit, whichever way the library takes."""
     array = common.of_all_ranks("float32", (40_001,))[ringar.rank()]
-    whole, part = common.run(mode, lambda t: [ringar.allreduce(t), ringar.reducescatter(t)], array)
-    common.assert_same(part, share(whole))
+    total, part = common.run(mode, lambda t: [ringar.allreduce(t), ringar.reducescatter(t)], array)
+    common.assert_same(part, common.share(total))
 
 
 def test_one_graph_for_all_rows() -> None:
@@ -125,7 +96,7 @@ def test_one_graph_for_all_rows() -> None:
     for rows in (0, 5, 3000):
         inputs = common.of_all_ranks("float32", (rows, 3))
         result = reduce(tf.constant(inputs[ringar.rank()]))
-        common.assert_same(result.numpy(), share(common.reduced(ringar.Sum, inputs)))
+        common.assert_same(result.numpy(), common.share(common.reduced(ringar.Sum, inputs)))
 
 
 def test_average_of_integers_is_refused(mode: str) -> None:

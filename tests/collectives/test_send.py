@@ -25,9 +25,9 @@ several = pytest.mark.ranks(2, 3, 4)
 def test_every_dtype(way: str, dtype: str) -> None:
     _, before = neighbors()
     inputs = [common.of_all_ranks(dtype, shape) for shape in SHAPES]
-    mine = [arrays[ringar.rank()] for arrays in inputs]
+    messages = [arrays[ringar.rank()] for arrays in inputs]
     expected = [arrays[before] for arrays in inputs]
-    received = pass_on(way, mine, [spec_of(a) for a in expected], name="ring")
+    received = pass_on(way, messages, [spec_of(a) for a in expected], name="ring")
     common.assert_all_same(received, expected, (way, dtype))
 
 
@@ -40,14 +40,14 @@ def test_several_dtypes_at_once(way: str) -> None:
     arrays = [common.values(dtype, shape, i) for i, (dtype, shape) in enumerate(kinds)]
 
     def stage(*values: Any) -> list[Any]:
-        given = list(values)
+        maps = list(values)
         if rank > 0:
-            given = ringar.recv([spec_of(a) for a in arrays], rank - 1, name="maps")
+            maps = ringar.recv([spec_of(a) for a in arrays], rank - 1, name="maps")
         if rank < last:
             ringar.send(
-                [v.numpy() for v in given] if way == "numpy" else given, rank + 1, name="maps"
+                [v.numpy() for v in maps] if way == "numpy" else maps, rank + 1, name="maps"
             )
-        return given
+        return maps
 
     run = tf.function(stage) if way == "graph" else stage
     common.assert_all_same(run(*map(tf.constant, arrays)), arrays, way)
@@ -57,20 +57,20 @@ def test_several_dtypes_at_once(way: str) -> None:
 def test_what_tensors_may_be() -> None:
     """A variable, a NumPy scalar, an array that is not contiguous, a tuple; and no tensors."""
     after, before = neighbors()
-    one, scalar = tf.TensorSpec([2]), tf.TensorSpec([])
+    pair, scalar = tf.TensorSpec([2]), tf.TensorSpec([])
     transposed = np.arange(6, dtype=np.float32).reshape(2, 3).T
     cases: list[tuple[Any, Any, list[Any]]] = [
-        (tf.Variable([1.0, 2.0]), one, [[1, 2]]),
+        (tf.Variable([1.0, 2.0]), pair, [[1, 2]]),
         (np.float32(3), scalar, [3]),
         (transposed, tf.TensorSpec([3, 2]), [transposed.tolist()]),
-        ((tf.constant(1.0), np.ones(2, np.float32)), (scalar, one), [1, [1, 1]]),
+        ((tf.constant(1.0), np.ones(2, np.float32)), (scalar, pair), [1, [1, 1]]),
         ([], [], []),
     ]
     for tensors, specs, expected in cases:
         ringar.send(tensors, to=np.int64(after))
         received = ringar.recv(specs, source=before)
         received = received if isinstance(received, list) else [received]
-        assert [one.numpy().tolist() for one in received] == expected
+        assert [result.numpy().tolist() for result in received] == expected
 
 
 @several
@@ -84,11 +84,11 @@ def test_many_messages_of_random_sizes() -> None:
         return common.values("float32", (rows[turn, source, to], 3), 100 * turn + 10 * source + to)
 
     for turn in range(0, 40, 2):
-        others = [r for r in range(size) if r != rank]
-        for to in np.random.default_rng([turn, rank]).permutation(others):
+        peers = [r for r in range(size) if r != rank]
+        for to in np.random.default_rng([turn, rank]).permutation(peers):
             ringar.send(array(turn, rank, to), to)
             ringar.send(tf.constant(array(turn + 1, rank, to)), to)
-        for source in np.random.default_rng([rank, turn]).permutation(others):
+        for source in np.random.default_rng([rank, turn]).permutation(peers):
             for t in (turn, turn + 1):
                 received = ringar.recv(tf.TensorSpec([None, 3]), source)
                 common.assert_same(received, array(t, source, rank), (t, source))
@@ -116,8 +116,8 @@ def test_tags(way: str) -> None:
         for turn in range(2):
             for tag in tags:
                 value = np.float32(ringar.rank()) if way == "numpy" else rank
-                sent = value + np.float32(10 * turn + int(tag))
-                ringar.send(sent, after, tag=tag, name="tagged")
+                message = value + np.float32(10 * turn + int(tag))
+                ringar.send(message, after, tag=tag, name="tagged")
         return [
             ringar.recv(tf.TensorSpec([]), before, tag=tag, name="tagged")
             for tag in reversed(tags)
@@ -191,9 +191,9 @@ def test_bad_ranks(to: Any) -> None:
 
 
 def test_messages_to_oneself_are_refused(rank: int, size: int) -> None:
-    others = "which this process set has none" if size == 1 else rf"from 0 to {size - 1}, and not"
+    peers = "which this process set has none" if size == 1 else rf"from 0 to {size - 1}, and not"
     for function in (lambda: ringar.send(np.ones(3), rank), tf.function(lambda: send_ones(rank))):
-        with pytest.raises(ValueError, match=rf"`to` must be .*{others}.*Received: to={rank}"):
+        with pytest.raises(ValueError, match=rf"`to` must be .*{peers}.*Received: to={rank}"):
             function()
 
 

@@ -57,9 +57,9 @@ def test_steps_are_counted_whatever_way_they_run(size: int, jit: bool) -> None:
     ringar.reset_stats()
     for _ in range(4):
         step(tf.ones([size, 3]))
-    each = 4 * 2 * 12 * (size - 1)
+    bytes_per_step = 4 * 2 * 12 * (size - 1)
     assert ringar.stats() == {
-        "layer/sum": Traffic(4, each), "layer/sum/gradient": Traffic(4, each)
+        "layer/sum": Traffic(4, bytes_per_step), "layer/sum/gradient": Traffic(4, bytes_per_step)
     }  # fmt: skip
 
 

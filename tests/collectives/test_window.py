@@ -112,10 +112,10 @@ def test_rows(dtype: str) -> None:
                 expected = np.zeros((10, columns), np.int64)
                 np.add.at(expected, numbers, size * (np.arange(4 * columns) % 3).reshape(4, -1))
                 for r in range(size):
-                    found = window.gather(r, np.arange(9, -1, -1), width)
-                    assert found.shape == ((10,) if width is None else (10, width))
-                    wanted = expected[::-1].reshape(found.shape).astype(window.dtype)
-                    common.assert_same(found, wanted, (way, width))
+                    rows = window.gather(r, np.arange(9, -1, -1), width)
+                    assert rows.shape == ((10,) if width is None else (10, width))
+                    answer = expected[::-1].reshape(rows.shape).astype(window.dtype)
+                    common.assert_same(rows, answer, (way, width))
                 assert not window.local[10 * columns :].astype(bool).any()
                 assert window.gather(0, [], width).size == 0
                 window.scatter_add(0, [], values[:0])
@@ -160,20 +160,20 @@ def test_updates() -> None:
     rank, size = ringar.rank(), ringar.size()
     for way in WAYS[:2]:
         with ringar.Window(100 * size if rank == 0 else 0, "float64", name="moved") as window:
-            own = np.arange(rank, 100 * size, size)
+            places = np.arange(rank, 100 * size, size)
             serial = np.zeros(100)
             for step in range(20):
-                before = window.gather(0, own)
+                before = window.gather(0, places)
                 common.assert_same(before, serial)
-                serial = serial / 3 + np.sin(own + step)
-                common.assert_same(window.update(0, own, before, serial, **way), serial)
+                serial = serial / 3 + np.sin(places + step)
+                common.assert_same(window.update(0, places, before, serial, **way), serial)
             ringar.barrier()
         with ringar.Window(8 if rank == 0 else 0, "int64", name="counted") as window:
-            more = np.array([1, 0, 2, 0])
+            increments = np.array([1, 0, 2, 0])
             for _ in range(200):
                 before = window.gather(0, [0, 1], 4)
-                now = window.update(0, [0, 1], before, before + more, **way)
-                assert (now >= before + more).all()
+                now = window.update(0, [0, 1], before, before + increments, **way)
+                assert (now >= before + increments).all()
             ringar.barrier()
             assert window.get(0).tolist() == 2 * [200 * size, 0, 400 * size, 0]
             ringar.barrier()
@@ -181,20 +181,20 @@ def test_updates() -> None:
 
 def test_threads_draw_numbers() -> None:
     """No two threads of any rank get the same one."""
-    drawn: list[list[int]] = [[], []]
+    numbers: list[list[int]] = [[], []]
     with ringar.Window(1 if ringar.rank() == 0 else 0, "int64", name="counter") as window:
 
-        def draw(mine: list[int]) -> None:
-            mine.extend(int(window.fetch_add(0, 0, 1)) for _ in range(500))
+        def draw(draws: list[int]) -> None:
+            draws.extend(int(window.fetch_add(0, 0, 1)) for _ in range(500))
 
-        threads = [threading.Thread(target=draw, args=(mine,)) for mine in drawn]
+        threads = [threading.Thread(target=draw, args=(draws,)) for draws in numbers]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        for mine in drawn:
-            assert mine == sorted(mine)
-        everybody = ringar.allgather(np.array(drawn[0] + drawn[1]))
+        for draws in numbers:
+            assert draws == sorted(draws)
+        everybody = ringar.allgather(np.array(numbers[0] + numbers[1]))
         assert sorted(everybody.tolist()) == list(range(1000 * ringar.size()))
 
 

@@ -36,8 +36,8 @@ def serial(matrices: Any, vector: Any, addends: Any, *, adjoint: bool) -> np.nda
     for i in range(steps):
         t = steps - 1 - i if adjoint else i
         now, then = (t + 1, t) if adjoint else (t, t + 1)
-        one = matrices[t].astype(np.float64)
-        out[then] = np.einsum("bji,bj->bi" if adjoint else "bij,bj->bi", one, out[now])
+        matrix = matrices[t].astype(np.float64)
+        out[then] = np.einsum("bji,bj->bi" if adjoint else "bij,bj->bi", matrix, out[now])
         if addends is not None:
             out[then] += addends[t]
     return out
@@ -51,8 +51,10 @@ def arrays(steps: int, batch: int, size: int, itemsize: int, affine: bool) -> tu
     matrices = np.linalg.qr(square)[0] * rng.uniform(0.9, 1.1, (steps, batch, size, 1))
     vector = rng.standard_normal((batch, size))
     addends = rng.standard_normal((steps, batch, size)) if affine else None
-    given = (matrices, vector, addends)
-    return tuple(None if a is None else np.ascontiguousarray(a, dtype).view(Array) for a in given)
+    operands = (matrices, vector, addends)
+    return tuple(
+        None if a is None else np.ascontiguousarray(a, dtype).view(Array) for a in operands
+    )
 
 
 def error(result: Any, expected: np.ndarray, adjoint: bool) -> float:
@@ -64,7 +66,9 @@ def error(result: Any, expected: np.ndarray, adjoint: bool) -> float:
     return float((np.abs(result - expected).max(-1) / scale).max())
 
 
-def compare(launcher: Any, made: Plan, shape: Shape, given: tuple[Any, ...], adjoint: bool) -> None:
-    result = execute(made, shape, launcher, *given, adjoint=adjoint)
-    found = error(result, serial(*given, adjoint=adjoint), adjoint)
-    assert found < TOLERANCE[shape.itemsize], (made, shape, adjoint, found)
+def compare(
+    launcher: Any, scan_plan: Plan, shape: Shape, operands: tuple[Any, ...], adjoint: bool
+) -> None:
+    result = execute(scan_plan, shape, launcher, *operands, adjoint=adjoint)
+    deviation = error(result, serial(*operands, adjoint=adjoint), adjoint)
+    assert deviation < TOLERANCE[shape.itemsize], (scan_plan, shape, adjoint, deviation)

@@ -73,14 +73,14 @@ def engine(cupy: DeviceCupy, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def test_all_arrays_are_on_one_gpu(cupy: DeviceCupy, engine: Engine) -> None:
-    here = cupy.asarray(np.ones(3))
+    first_array = cupy.asarray(np.ones(3))
     with cupy.cuda.Device(1):
-        there = cupy.asarray(np.ones(3))
+        second_array = cupy.asarray(np.ones(3))
     with pytest.raises(ValueError, match=r"^rank 0 \| allreduce: expected arrays on one GPU; rec"
                                          r"eived arrays on GPUs 0, 1\. Copy"):  # fmt: skip
-        ringar.cupy.grouped_allreduce([here, there])
+        ringar.cupy.grouped_allreduce([first_array, second_array])
     with pytest.raises(ValueError, match="on GPU 1, as the input; received one on GPU 0"):
-        ringar.cupy.allreduce(there, out=here)
+        ringar.cupy.allreduce(second_array, out=first_array)
     assert not engine.specs
 
 
@@ -105,8 +105,8 @@ def test_contiguous_arrays_are_taken_as_they_are(cupy: DeviceCupy, engine: Engin
     ringar.cupy.allreduce(array[1:3])
     ringar.cupy.allreduce(array, out=array)
     ringar.cupy.broadcast(array.T)
-    given, rows, in_place, copied = (call["inputs"][0] for call in engine.calls)
-    assert (given, rows, in_place) == (array.data.ptr, array.data.ptr + 16, array.data.ptr)
+    address, rows, in_place, copied = (call["inputs"][0] for call in engine.calls)
+    assert (address, rows, in_place) == (array.data.ptr, array.data.ptr + 16, array.data.ptr)
     assert engine.calls[2]["outputs"] == [array.data.ptr]
     assert copied != array.data.ptr
 
@@ -130,9 +130,9 @@ def test_other_libraries(cupy: DeviceCupy) -> None:
     # Managed memory has a type of its own in DLPack.
     (view,) = arrays.arrays_of(cupy, CALL, [of({**described, **on_host})])
     assert view.data.ptr == array.data.ptr
-    for given, text in ((of(on_host), r"Other in host memory\. "), (3, r"builtins\.int\. ")):
+    for argument, text in ((of(on_host), r"Other in host memory\. "), (3, r"builtins\.int\. ")):
         with pytest.raises(TypeError, match=rf"expected a cupy\.ndarray, or .*received a .*{text}"):
-            arrays.arrays_of(cupy, CALL, [given])
+            arrays.arrays_of(cupy, CALL, [argument])
 
 
 def test_outputs_may_not_be_read_only(cupy: DeviceCupy, engine: Engine) -> None:
@@ -170,12 +170,12 @@ def test_specs(cupy: DeviceCupy, engine: Engine) -> None:
 
 def test_dtypes_of_a_group_go_one_after_the_other(cupy: DeviceCupy, engine: Engine) -> None:
     dtypes = ("float32", "int8", "float32", "bool", "int8")
-    given = [cupy.asarray(np.ones(i + 1, dtype)) for i, dtype in enumerate(dtypes)]
-    results = ringar.cupy.grouped_broadcast(given)
+    group = [cupy.asarray(np.ones(i + 1, dtype)) for i, dtype in enumerate(dtypes)]
+    results = ringar.cupy.grouped_broadcast(group)
     assert [spec.split()[1] for spec in engine.specs] == [
         f"dtype={dtype}" for dtype in ("float32", "int8", "bool")
     ]
-    for array, result in zip(given, results, strict=True):
+    for array, result in zip(group, results, strict=True):
         assert (result.shape, result.dtype) == (array.shape, array.dtype)
 
 
@@ -183,10 +183,10 @@ def test_dtypes_of_a_group_go_one_after_the_other(cupy: DeviceCupy, engine: Engi
 def test_factors_of_other_ops_than_sums_are_applied_here(
     cupy: DeviceCupy, engine: Engine, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    calls = []
 
     def run_on_gpu(spec: str, inputs: Any, shapes: Any, outputs: Any, *place: Any, **_: Any) -> Any:
-        seen.append((spec, inputs[0]))
+        calls.append((spec, inputs[0]))
         return np.zeros(0)
 
     monkeypatch.setattr(native, "run_on_gpu", run_on_gpu)
@@ -195,8 +195,8 @@ def test_factors_of_other_ops_than_sums_are_applied_here(
     ringar.cupy.allreduce(array, ringar.Max, out=out, **factors)
     ringar.cupy.allreduce(array, ringar.Sum, out=out, **factors)
     ringar.cupy.allreduce(cupy.asarray(np.ones(2, np.int8)), ringar.Max, **factors)
-    assert ["prescale=1.0 postscale=1.0" in spec for spec, _ in seen] == [True, False, False]
-    assert [address == array.data.ptr for _, address in seen] == [False, True, False]
+    assert ["prescale=1.0 postscale=1.0" in spec for spec, _ in calls] == [True, False, False]
+    assert [address == array.data.ptr for _, address in calls] == [False, True, False]
     assert out.get().tolist() == [1.0, 1.5]  # the engine has written nothing there
     assert out.dtype == array.dtype
 

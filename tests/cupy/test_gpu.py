@@ -36,8 +36,8 @@ needs_gpu = pytest.mark.skipif(gpus() == 0, reason="no GPU")
 
 
 def nvrtc() -> Any:
-    found = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.cuda_nvrtc")
-    folders = list(found.submodule_search_locations or []) if found else []
+    package = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.cuda_nvrtc")
+    folders = list(package.submodule_search_locations or []) if package else []
     files = [str(f) for folder in folders for f in Path(folder).glob("lib/libnvrtc.so*")]
     for name in [*files, ctypes.util.find_library("nvrtc")]:
         if name:
@@ -53,10 +53,10 @@ def test_nvrtc_compiles_the_kernels(architecture: str) -> None:
             options = compiler_options(Shape(size, itemsize, affine=size % 2 == 0))
             texts = [o.encode() for o in (f"--gpu-architecture={architecture}", *options)]
             program = ctypes.c_void_p()
-            made = library.nvrtcCreateProgram(
+            status = library.nvrtcCreateProgram(
                 ctypes.byref(program), SOURCE.encode(), b"scan.cu", 0, None, None
             )
-            assert made == 0
+            assert status == 0
             code = library.nvrtcCompileProgram(
                 program, len(texts), (ctypes.c_char_p * len(texts))(*texts)
             )
@@ -81,15 +81,15 @@ def test_on_the_gpu(size: int, itemsize: int) -> None:
     scan_on_the_cpu: Any = importlib.import_module("ringar.parallel.scan").scan
 
     for steps, batch, affine in ((1, 1, True), (37, 5, False), (130, 16, True), (1000, 2, True)):
-        given = arrays(steps, batch, size, itemsize, affine)
-        there = [None if a is None else cupy.asarray(np.asarray(a)) for a in given]
+        operands = arrays(steps, batch, size, itemsize, affine)
+        device_arrays = [None if a is None else cupy.asarray(np.asarray(a)) for a in operands]
         for adjoint in (False, True):
-            expected = serial(*given, adjoint=adjoint)
+            expected = serial(*operands, adjoint=adjoint)
             for levels in (None, 0, 1, 4, 7, 99):
-                result = scan(*there, adjoint=adjoint, levels=levels).get()
+                result = scan(*device_arrays, adjoint=adjoint, levels=levels).get()
                 assert error(result, expected, adjoint) < TOLERANCE[itemsize]
-            here = [None if a is None else np.asarray(a) for a in given]
-            other = np.asarray(scan_on_the_cpu(*here, adjoint=adjoint))
+            host_arrays = [None if a is None else np.asarray(a) for a in operands]
+            other = np.asarray(scan_on_the_cpu(*host_arrays, adjoint=adjoint))
             assert error(result, other.astype(np.float64), adjoint) < 2 * TOLERANCE[itemsize]
 
 
@@ -97,9 +97,9 @@ def test_on_the_gpu(size: int, itemsize: int) -> None:
 def test_on_a_stream_of_the_callers() -> None:
     import cupy
 
-    given = arrays(500, 4, 20, 4, affine=True)
+    operands = arrays(500, 4, 20, 4, affine=True)
     with cupy.cuda.Stream(non_blocking=True) as stream:
-        there = [cupy.asarray(np.asarray(a)) for a in given]
-        result = cupy.asnumpy(scan(*there, adjoint=True, levels=5), stream=stream)
+        device_arrays = [cupy.asarray(np.asarray(a)) for a in operands]
+        result = cupy.asnumpy(scan(*device_arrays, adjoint=True, levels=5), stream=stream)
         stream.synchronize()
-    assert error(result, serial(*given, adjoint=True), True) < TOLERANCE[4]
+    assert error(result, serial(*operands, adjoint=True), True) < TOLERANCE[4]

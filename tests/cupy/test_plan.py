@@ -26,14 +26,14 @@ def test_plans() -> None:
 @pytest.mark.parametrize("steps", [*range(1, 70), 1000, 30_000])
 def test_what_holds_of_every_plan(steps: int, per_round: int) -> None:
     for levels in range(steps.bit_length() + 3):
-        made = plan.plan(steps, levels, per_round)
-        assert len(made.rounds) <= math.ceil(levels / per_round)
+        scan_plan = plan.plan(steps, levels, per_round)
+        assert len(scan_plan.rounds) <= math.ceil(levels / per_round)
         left = steps
-        for r in made.rounds:
+        for r in scan_plan.rounds:
             assert r.nodes == left
             assert r.spans >= 2
             left = r.spans
-        assert made.top == left
+        assert scan_plan.top == left
         if 2**levels < steps and per_round > 1:
             assert left <= max(math.ceil(steps / 2**levels), 2**per_round)
 

@@ -37,7 +37,7 @@ GOOD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("argument", "value", "kind", "said"),
+    ("argument", "value", "kind", "message"),
     [
         ("matrices", [[1.0]], TypeError, "a numpy.ndarray. Received: .* of type list"),
         ("vector", None, TypeError, "a numpy.ndarray. Received: .* of type NoneType"),
@@ -55,9 +55,9 @@ GOOD: dict[str, Any] = {
         ("levels", -1, ValueError, "from 0. Received: levels=-1"),
     ],
 )
-def test_bad_arguments(argument: str, value: Any, kind: type[Exception], said: str) -> None:
+def test_bad_arguments(argument: str, value: Any, kind: type[Exception], message: str) -> None:
     check(np.ndarray, **GOOD)
-    with pytest.raises(kind, match=rf"`{argument}` must .*{said}"):
+    with pytest.raises(kind, match=rf"`{argument}` must .*{message}"):
         check(np.ndarray, **{**GOOD, argument: value})
 
 
@@ -94,12 +94,12 @@ def test_kernels(host: HostCupy, size: int, itemsize: int) -> None:
         launcher = KernelLauncher(host, shape)
         cases = [(1, 1), (2, 16), (9, 5), (33, 2), (50, 1)]
         for steps, batch in cases + ([(40, 16), (127, 5)] if size <= 20 else []):
-            given = arrays(steps, batch, size, itemsize, affine)
+            operands = arrays(steps, batch, size, itemsize, affine)
             for levels in range(steps.bit_length() + 1):
                 for adjoint in (False, True):
                     host.order = number % 3
-                    made = plan.plan(steps, levels, (1, 2, 5)[number // 2 % 3])
-                    compare(launcher, made, shape, given, adjoint)
+                    scan_plan = plan.plan(steps, levels, (1, 2, 5)[number // 2 % 3])
+                    compare(launcher, scan_plan, shape, operands, adjoint)
                     number += 1
 
 
@@ -111,42 +111,44 @@ def test_kernels_with_every_number_of_steps(host: HostCupy, size: int, per_round
     for steps in range(1, 131, 1 if size == 2 else 5):
         shape = Shape(size, 4 + 4 * (steps % 2), steps % 4 < 2)
         launcher = KernelLauncher(host, shape)
-        given = arrays(steps, 3, size, shape.itemsize, shape.affine)
+        operands = arrays(steps, 3, size, shape.itemsize, shape.affine)
         for levels in range(steps.bit_length() + 1):
             host.order = levels % 3
-            made = plan.plan(steps, levels, per_round)
-            compare(launcher, made, shape, given, adjoint=(steps // 4 + levels) % 2 == 0)
+            scan_plan = plan.plan(steps, levels, per_round)
+            compare(launcher, scan_plan, shape, operands, adjoint=(steps // 4 + levels) % 2 == 0)
 
 
 @needs_compiler
 @pytest.mark.parametrize(("steps", "size", "itemsize"), [(1000, 20, 4), (1000, 3, 8), (333, 33, 4)])
 def test_kernels_with_many_steps(host: HostCupy, steps: int, size: int, itemsize: int) -> None:
-    given = arrays(steps, 2, size, itemsize, affine=True)
+    operands = arrays(steps, 2, size, itemsize, affine=True)
     shape = Shape(size, itemsize, affine=True)
     for levels, per_round in ((0, 5), (3, 5), (5, 5), (8, 2), (99, 3)):
-        made = plan.plan(steps, levels, per_round)
-        compare(KernelLauncher(host, shape), made, shape, given, adjoint=True)
+        scan_plan = plan.plan(steps, levels, per_round)
+        compare(KernelLauncher(host, shape), scan_plan, shape, operands, adjoint=True)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("non_finite", [np.nan, np.inf])
 @pytest.mark.parametrize("adjoint", [False, True])
 @pytest.mark.parametrize("launcher", [pytest.param("kernels", marks=needs_compiler), "products"])
 def test_bad_values_stay_where_they_belong(
-    request: pytest.FixtureRequest, launcher: str, adjoint: bool, bad: float
+    request: pytest.FixtureRequest, launcher: str, adjoint: bool, non_finite: float
 ) -> None:
     steps, shape = 37, Shape(5, 4, affine=True)
-    used: Any = ProductLauncher(np)
+    matrix_launcher: Any = ProductLauncher(np)
     if launcher == "kernels":
-        used = KernelLauncher(request.getfixturevalue("host"), shape)
+        matrix_launcher = KernelLauncher(request.getfixturevalue("host"), shape)
     for step in (0, 5, 7, 8, 20, 35, 36):
         matrices, vector, addends = arrays(steps, 2, 5, 4, affine=True)
         clean = serial(matrices, vector, addends, adjoint=adjoint)
-        matrices[step, 1, 2, 3] = bad
-        addends[step, 1, 4] = bad
+        matrices[step, 1, 2, 3] = non_finite
+        addends[step, 1, 4] = non_finite
         for levels in range(7):
-            made = plan.plan(steps, levels, per_round=1 + levels % 3)
+            scan_plan = plan.plan(steps, levels, per_round=1 + levels % 3)
             with np.errstate(invalid="ignore"):
-                out = execute(made, shape, used, matrices, vector, addends, adjoint=adjoint)
+                out = execute(
+                    scan_plan, shape, matrix_launcher, matrices, vector, addends, adjoint=adjoint
+                )
             reached = slice(None, step + 1) if adjoint else slice(step + 1, None)
             assert not np.isfinite(out[reached, 1]).all(-1).any(), (step, levels)
             expected = clean.copy()
@@ -157,9 +159,9 @@ def test_bad_values_stay_where_they_belong(
 @needs_compiler
 def test_launches(host: HostCupy) -> None:
     """At most two a round and one more, in which Jacobians are read as what they are."""
-    given = arrays(2000, 2, 3, 4, affine=False)
-    result = scan(*given, adjoint=True, levels=8)
-    assert error(result, serial(*given, adjoint=True), True) < TOLERANCE[4]
+    operands = arrays(2000, 2, 3, 4, affine=False)
+    result = scan(*operands, adjoint=True, levels=8)
+    assert error(result, serial(*operands, adjoint=True), True) < TOLERANCE[4]
     assert len(plan.plan(2000, 8).rounds) == 2
     assert host.launched == ["up_transposed", "up_plain", "chain_plain", "chain_plain",
                              "chain_transposed"]  # fmt: skip
@@ -200,16 +202,16 @@ def test_arrays_on_different_gpus(host: HostCupy) -> None:
 @pytest.mark.parametrize("adjoint", [False, True])
 def test_large_matrices(affine: bool, adjoint: bool) -> None:
     for steps, batch, size in ((1, 1, 65), (37, 2, 70), (130, 2, 3)):
-        given = arrays(steps, batch, size, 8, affine)
+        operands = arrays(steps, batch, size, 8, affine)
         for levels in range(steps.bit_length() + 1):
             for per_round in (1, 2, 5):
-                made = plan.plan(steps, levels, per_round)
-                compare(ProductLauncher(np), made, Shape(size, 8, affine), given, adjoint)
+                scan_plan = plan.plan(steps, levels, per_round)
+                compare(ProductLauncher(np), scan_plan, Shape(size, 8, affine), operands, adjoint)
 
 
 def test_scan_takes_large_matrices_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     for cupy in standing_in(HostCupy(), monkeypatch):
-        given = arrays(20, 2, 66, 4, affine=True)
-        result = scan(*given, adjoint=True)
-        assert error(result, serial(*given, adjoint=True), True) < TOLERANCE[4]
+        operands = arrays(20, 2, 66, 4, affine=True)
+        result = scan(*operands, adjoint=True)
+        assert error(result, serial(*operands, adjoint=True), True) < TOLERANCE[4]
         assert not cupy.launched

@@ -45,17 +45,19 @@ def test_the_formula_holds_for_each_tensor(way: str) -> None:
     shapes = {"float32": (5,), "float16": (3, 7), "float64": (2, 3, 4)}
     if way != "eager":
         del shapes["float16"], shapes["float64"]
-    both = {dtype: gradients(shape, dtype) for dtype, shape in shapes.items()}
+    gradients_by_dtype = {dtype: gradients(shape, dtype) for dtype, shape in shapes.items()}
     small = gradients((1,), "float32", 1)  # fewer elements than ranks
 
     def reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         return list(hvd.grouped_allreduce(tensors, op=hvd.Adasum))
 
     run = reduce if way == "eager" else tf.function(reduce, jit_compile=way == "compiled")
-    own = [tf.constant(of_ranks[hvd.rank()]) for of_ranks in [*both.values(), small]]
-    results = run(own)
-    for result, of_ranks in zip(results, [*both.values(), small], strict=True):
-        expected = tree([one.astype(np.float64) for one in of_ranks])
+    inputs = [
+        tf.constant(of_ranks[hvd.rank()]) for of_ranks in [*gradients_by_dtype.values(), small]
+    ]
+    results = run(inputs)
+    for result, of_ranks in zip(results, [*gradients_by_dtype.values(), small], strict=True):
+        expected = tree([gradient.astype(np.float64) for gradient in of_ranks])
         assert result.dtype == of_ranks[0].dtype.name
         tolerance = TOLERANCES[result.dtype.name]
         np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance)
@@ -70,8 +72,8 @@ def test_parallel_gradients_are_averaged_and_orthogonal_ones_added() -> None:
 
 
 def test_zeros_add_nothing() -> None:
-    own = tf.constant([2.0, 0.0]) if hvd.rank() == 0 else tf.zeros(2)
-    np.testing.assert_array_equal(hvd.allreduce(own, op=hvd.Adasum), [2.0, 0.0])
+    tensor = tf.constant([2.0, 0.0]) if hvd.rank() == 0 else tf.zeros(2)
+    np.testing.assert_array_equal(hvd.allreduce(tensor, op=hvd.Adasum), [2.0, 0.0])
 
 
 def test_all_ranks_have_the_same_bits() -> None:
@@ -81,17 +83,17 @@ def test_all_ranks_have_the_same_bits() -> None:
 
 
 def test_factors_compression_and_integers() -> None:
-    own = gradients((9,), "float32")
-    expected = tree([one.astype(np.float64) for one in own])
+    of_ranks = gradients((9,), "float32")
+    expected = tree([gradient.astype(np.float64) for gradient in of_ranks])
     scaled = hvd.allreduce(
-        tf.constant(own[hvd.rank()]), op=hvd.Adasum, prescale_factor=2.0, postscale_factor=3.0
+        tf.constant(of_ranks[hvd.rank()]), op=hvd.Adasum, prescale_factor=2.0, postscale_factor=3.0
     )
     np.testing.assert_allclose(scaled, 6 * expected, rtol=1e-5, atol=1e-5)
-    narrow = hvd.allreduce(
-        tf.constant(own[hvd.rank()]), op=hvd.Adasum, compression=hvd.Compression.fp16
+    compressed_sum = hvd.allreduce(
+        tf.constant(of_ranks[hvd.rank()]), op=hvd.Adasum, compression=hvd.Compression.fp16
     )
-    assert narrow.dtype == tf.float32
-    np.testing.assert_allclose(narrow, expected, rtol=1e-2, atol=1e-2)
+    assert compressed_sum.dtype == tf.float32
+    np.testing.assert_allclose(compressed_sum, expected, rtol=1e-2, atol=1e-2)
     with pytest.raises(ValueError, match="expected floating tensors"):
         hvd.allreduce(tf.constant([1]), op=hvd.Adasum)
 
@@ -100,18 +102,18 @@ def test_factors_compression_and_integers() -> None:
 def test_of_a_process_set() -> None:
     two = hvd.add_process_set(ProcessSet([2, 0]))
     if two.included():
-        both = gradients((4,), "float64")
-        result = hvd.allreduce(tf.constant(both[hvd.rank()]), op=hvd.Adasum, process_set=two)
-        np.testing.assert_allclose(result, pair(both[0], both[2]), rtol=1e-12)
+        of_ranks = gradients((4,), "float64")
+        result = hvd.allreduce(tf.constant(of_ranks[hvd.rank()]), op=hvd.Adasum, process_set=two)
+        np.testing.assert_allclose(result, pair(of_ranks[0], of_ranks[2]), rtol=1e-12)
     hvd.remove_process_set(two)
 
 
 def test_of_a_tape() -> None:
     variables = [tf.Variable(tf.ones([2, 2])), tf.Variable(tf.ones([3]))]
-    own = [gradients((2, 2), "float32"), gradients((3,), "float32", 1)]
+    slopes = [gradients((2, 2), "float32"), gradients((3,), "float32", 1)]
     with tf.GradientTape() as plain:
-        loss = sum(tf.reduce_sum(v * g[hvd.rank()]) for v, g in zip(variables, own, strict=True))
+        loss = sum(tf.reduce_sum(v * g[hvd.rank()]) for v, g in zip(variables, slopes, strict=True))
     tape = hvd.DistributedGradientTape(plain, op=hvd.Adasum)
-    for result, of_ranks in zip(tape.gradient(loss, variables), own, strict=True):
-        expected = tree([one.astype(np.float64) for one in of_ranks])
+    for result, of_ranks in zip(tape.gradient(loss, variables), slopes, strict=True):
+        expected = tree([slope.astype(np.float64) for slope in of_ranks])
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)

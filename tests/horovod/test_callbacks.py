@@ -23,10 +23,10 @@ class Rates(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[float] = []
+        self.values: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.seen.append(float(self.model.optimizer.learning_rate))
+        self.values.append(float(self.model.optimizer.learning_rate))
 
 
 def fit(*callbacks: keras.callbacks.Callback, epochs: int, momentum: float = 0.0) -> Any:
@@ -50,28 +50,28 @@ def test_a_constant_multiplier_is_exponential_decay() -> None:
 
 
 def test_a_function_without_staircase_sees_fractions_of_epochs() -> None:
-    asked: list[float] = []
+    epochs: list[float] = []
 
     def multiplier(epoch: float) -> float:
-        asked.append(epoch)
+        epochs.append(epoch)
         return 1 / (1 + epoch)
 
     rates = Rates()
     schedule = hvd.callbacks.LearningRateScheduleCallback(0.5, multiplier, staircase=False)
     fit(schedule, rates, epochs=2)
     expected = [epoch + batch / STEPS for epoch in range(2) for batch in range(STEPS)]
-    np.testing.assert_allclose(asked, expected)
-    np.testing.assert_allclose(rates.seen, [0.5 / (1 + e) for e in expected], rtol=1e-6)
+    np.testing.assert_allclose(epochs, expected)
+    np.testing.assert_allclose(rates.values, [0.5 / (1 + e) for e in expected], rtol=1e-6)
 
 
 def test_warm_up(capsys: pytest.CaptureFixture[str]) -> None:
     n, rates = hvd.size(), Rates()
     fit(hvd.callbacks.LearningRateWarmupCallback(0.5, warmup_epochs=2, verbose=1), rates, epochs=3)
     epochs = [epoch + (batch + 1) / STEPS for epoch in range(2) for batch in range(STEPS)]
-    warm = [0.5 / n * (epoch * (n - 1) / 2 + 1) for epoch in epochs]
-    np.testing.assert_allclose(rates.seen, warm + [0.5] * STEPS, rtol=1e-6)
-    said = "Epoch 2: finished gradual learning rate warmup to 0.5." in capsys.readouterr().out
-    assert said is (hvd.rank() == 0)
+    ramp = [0.5 / n * (epoch * (n - 1) / 2 + 1) for epoch in epochs]
+    np.testing.assert_allclose(rates.values, ramp + [0.5] * STEPS, rtol=1e-6)
+    is_printed = "Epoch 2: finished gradual learning rate warmup to 0.5." in capsys.readouterr().out
+    assert is_printed is (hvd.rank() == 0)
 
 
 def test_momentum_is_corrected() -> None:
@@ -112,8 +112,8 @@ def test_metrics_are_averaged_and_weights_broadcast() -> None:
         hvd.callbacks.MetricAverageCallback(device=""),
     ]
     history = model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=callbacks).history
-    own = model.evaluate(x, x[:, :1], batch_size=4, verbose=0)
-    of_ranks = hvd_tf.allgather_object((own, model.get_weights()))
+    metrics = model.evaluate(x, x[:, :1], batch_size=4, verbose=0)
+    of_ranks = hvd_tf.allgather_object((metrics, model.get_weights()))
     np.testing.assert_allclose(history["loss"], [np.mean([o for o, _ in of_ranks])], rtol=1e-5)
     for _, weights in of_ranks:
         np.testing.assert_array_equal(weights[0], of_ranks[-1][1][0])
@@ -124,7 +124,7 @@ def test_local_variables_are_not_broadcast() -> None:
     model = keras.Sequential(
         [keras.Input((2,)), keras.layers.Dense(2, use_bias=False), keras.layers.Dense(1)]
     )
-    own, shared = (layer.kernel.numpy() for layer in model.layers)
+    local_kernel, shared_kernel = (layer.kernel.numpy() for layer in model.layers)
     optimizer = hvd.PartialDistributedOptimizer(
         keras.optimizers.SGD(0.0), local_layers=[model.layers[0]]
     )
@@ -134,8 +134,8 @@ def test_local_variables_are_not_broadcast() -> None:
     )
     x = np.ones((2, 2), np.float32)
     model.fit(x, x[:, :1], batch_size=2, verbose=0, callbacks=[callback])
-    np.testing.assert_array_equal(model.layers[0].kernel.numpy(), own)
-    of_first = hvd_tf.broadcast_object(shared)
+    np.testing.assert_array_equal(model.layers[0].kernel.numpy(), local_kernel)
+    of_first = hvd_tf.broadcast_object(shared_kernel)
     np.testing.assert_array_equal(model.layers[1].kernel.numpy(), of_first)
     with pytest.raises(ValueError, match="expected variables of TensorFlow or Keras"):
         hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[x])
@@ -158,11 +158,11 @@ def test_states_follow_batches_and_epochs() -> None:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", run_eagerly=True)
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
-    seen: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            seen.append((state.epoch, state.batch))
+            places.append((state.epoch, state.batch))
 
     callbacks = [
         hvd.elastic.UpdateBatchStateCallback(state),
@@ -173,12 +173,12 @@ def test_states_follow_batches_and_epochs() -> None:
     x = np.ones((STEPS, 1), np.float32)
     for _ in range(2):
         model.fit(x, x, batch_size=1, epochs=2, verbose=0, callbacks=callbacks)
-    assert seen == [(epoch, batch) for epoch in range(4) for batch in range(STEPS)]
+    assert places == [(epoch, batch) for epoch in range(4) for batch in range(STEPS)]
     assert (state.epoch, state.batch) == (4, 0)
     committed = model.get_weights()
-    model.set_weights([one + 1 for one in committed])
+    model.set_weights([array + 1 for array in committed])
     state.epoch = 9
     state.restore()
     assert state.epoch == 4
-    for one, other in zip(model.get_weights(), committed, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, other in zip(model.get_weights(), committed, strict=True):
+        np.testing.assert_array_equal(array, other)

@@ -20,7 +20,7 @@ def of_rank(rank: int, rows: int = 4) -> np.ndarray:
     return np.arange(rows * 2, dtype=np.float32).reshape(rows, 2) + 10 * rank
 
 
-def own(rows: int = 4) -> tf.Tensor:
+def local_rows(rows: int = 4) -> tf.Tensor:
     return tf.constant(of_rank(hvd.rank(), rows))
 
 
@@ -29,7 +29,7 @@ def everyone(rows: int = 4) -> np.ndarray:
 
 
 def test_reductions() -> None:
-    x, all_ranks = own(), everyone()
+    x, all_ranks = local_rows(), everyone()
     expected = {
         hvd.Average: all_ranks.mean(0),
         hvd.Sum: all_ranks.sum(0),
@@ -48,10 +48,10 @@ def test_reductions() -> None:
 
 def test_average_is_the_older_op() -> None:
     with pytest.warns(DeprecationWarning, match="`average`"):
-        total = hvd.allreduce(own(), average=False)
+        total = hvd.allreduce(local_rows(), average=False)
     np.testing.assert_allclose(total, everyone().sum(0))
     with pytest.raises(ValueError, match="received both"):
-        hvd.allreduce(own(), average=True, op=hvd.Sum)
+        hvd.allreduce(local_rows(), average=True, op=hvd.Sum)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "int8", "uint8"])
@@ -75,23 +75,23 @@ def test_a_list_is_reduced_as_keras_scripts_do_for_a_barrier() -> None:
 
 
 def test_moves() -> None:
-    gathered = hvd.allgather(own(hvd.rank() + 1))
+    gathered = hvd.allgather(local_rows(hvd.rank() + 1))
     np.testing.assert_array_equal(
         gathered, np.concatenate([of_rank(rank, rank + 1) for rank in range(hvd.size())])
     )
     last = hvd.size() - 1
-    np.testing.assert_array_equal(hvd.broadcast(own(), last), of_rank(last))
-    np.testing.assert_array_equal(hvd.broadcast(own(), last, "named"), of_rank(last))
-    rows = own(hvd.size())
+    np.testing.assert_array_equal(hvd.broadcast(local_rows(), last), of_rank(last))
+    np.testing.assert_array_equal(hvd.broadcast(local_rows(), last, "named"), of_rank(last))
+    rows = local_rows(hvd.size())
     np.testing.assert_array_equal(hvd.alltoall(rows), everyone(hvd.size())[:, hvd.rank()])
     received, counts = hvd.alltoall(rows, [1] * hvd.size())
     np.testing.assert_array_equal(received, everyone(hvd.size())[:, hvd.rank()])
     np.testing.assert_array_equal(counts, [1] * hvd.size())
     assert counts.dtype == tf.int32
-    share = hvd.reducescatter(own(hvd.size() + 1))
+    share = hvd.reducescatter(local_rows(hvd.size() + 1))
     first = hvd.rank() + (hvd.rank() > 0)
-    whole = everyone(hvd.size() + 1).mean(0)
-    np.testing.assert_allclose(share, whole[first : first + (2 if hvd.rank() == 0 else 1)])
+    mean = everyone(hvd.size() + 1).mean(0)
+    np.testing.assert_allclose(share, mean[first : first + (2 if hvd.rank() == 0 else 1)])
     hvd.barrier()
 
 
@@ -110,16 +110,16 @@ def test_alltoall_without_splits_refuses_rows_that_do_not_come_out_even(way: str
 
 
 def test_groups() -> None:
-    tensors = [own(), own(2) * 2, tf.constant([hvd.rank(), 1])]
+    tensors = [local_rows(), local_rows(2) * 2, tf.constant([hvd.rank(), 1])]
     reduced = hvd.grouped_allreduce(tensors, op=hvd.Sum)
     np.testing.assert_allclose(reduced[0], everyone().sum(0))
     np.testing.assert_allclose(reduced[1], 2 * everyone(2).sum(0))
     np.testing.assert_array_equal(reduced[2], [sum(range(hvd.size())), hvd.size()])
     assert hvd.grouped_allreduce([]) == []
-    for gathered in hvd.grouped_allgather([own(), own()]):
+    for gathered in hvd.grouped_allgather([local_rows(), local_rows()]):
         np.testing.assert_array_equal(gathered, np.concatenate(everyone()))
     n = hvd.size()
-    for share in hvd.grouped_reducescatter([own(n), own(n)], op=hvd.Max):
+    for share in hvd.grouped_reducescatter([local_rows(n), local_rows(n)], op=hvd.Max):
         np.testing.assert_array_equal(share, everyone(n).max(0)[[hvd.rank()]])
 
 
@@ -129,7 +129,7 @@ def slices(rank: int) -> tf.IndexedSlices:
 
 
 def test_slices_in_a_group_stay_slices() -> None:
-    dense, sparse = hvd.grouped_allreduce([own(), slices(hvd.rank())])
+    dense, sparse = hvd.grouped_allreduce([local_rows(), slices(hvd.rank())])
     np.testing.assert_allclose(dense, everyone().mean(0), rtol=1e-6)
     assert isinstance(sparse, tf.IndexedSlices)
     expected = np.mean([tf.convert_to_tensor(slices(r)) for r in range(hvd.size())], 0)
@@ -147,11 +147,11 @@ def test_slices_in_a_group_stay_slices() -> None:
 
 
 def test_broadcast_in_place() -> None:
-    variables = [tf.Variable(own()), tf.Variable([hvd.rank()])]
+    variables = [tf.Variable(local_rows()), tf.Variable([hvd.rank()])]
     values = hvd.broadcast_(variables, 0)
     np.testing.assert_array_equal(variables[0], of_rank(0))
     np.testing.assert_array_equal(values[1], [0])
-    variables[0].assign(own())
+    variables[0].assign(local_rows())
     hvd.broadcast_variables(variables, root_rank=0, inplace=True)
     np.testing.assert_array_equal(variables[0], of_rank(0))
     with pytest.raises(RuntimeError, match="call broadcast_variables"):
@@ -213,13 +213,13 @@ def test_gradients_have_the_scale_of_horovod(way: str) -> None:
     }
 
     def slopes(x: tf.Tensor) -> list[tf.Tensor]:
-        found = []
+        gradients = []
         for collective, _ in collectives.values():
             with tf.GradientTape() as tape:
                 tape.watch(x)
                 loss = tf.reduce_sum(collective(x))
-            found.append(tape.gradient(loss, x))
-        return found
+            gradients.append(tape.gradient(loss, x))
+        return gradients
 
     if way != "eager":
         slopes = tf.function(slopes, jit_compile=way == "compiled")
@@ -252,40 +252,40 @@ def test_places_as_tensors() -> None:
         ]
 
     expected = [hvd.size(), hvd.rank(), hvd.local_size(), hvd.local_rank(), 1, -3]
-    assert [int(one) for one in places()] == expected
+    assert [int(place) for place in places()] == expected
     assert [int(hvd.size_op(0)), int(hvd.rank_op("named"))] == expected[:2]
     assert hvd.rank_op().dtype == tf.int32
 
 
 def test_handles() -> None:
-    handles = [hvd.allreduce_async(own(), op=hvd.Sum, name=f"h{i}") for i in range(4)]
-    gathered = hvd.allgather_async(own())
+    handles = [hvd.allreduce_async(local_rows(), op=hvd.Sum, name=f"h{i}") for i in range(4)]
+    gathered = hvd.allgather_async(local_rows())
     # A collective that waits is behind them, on all ranks.
-    np.testing.assert_allclose(hvd.allreduce(own()), everyone().mean(0), rtol=1e-6)
+    np.testing.assert_allclose(hvd.allreduce(local_rows()), everyone().mean(0), rtol=1e-6)
     assert all(hvd.poll(handle) for handle in handles)
     for handle in handles:
         np.testing.assert_allclose(hvd.synchronize(handle), everyone().sum(0))
     np.testing.assert_array_equal(hvd.synchronize(gathered), np.concatenate(everyone()))
-    variable = tf.Variable(own())
+    variable = tf.Variable(local_rows())
     for handle, expected in (
-        (hvd.grouped_allreduce_async([own()], op=hvd.Max), everyone().max(0)),
-        (hvd.broadcast_async(own(), 0), of_rank(0)),
+        (hvd.grouped_allreduce_async([local_rows()], op=hvd.Max), everyone().max(0)),
+        (hvd.broadcast_async(local_rows(), 0), of_rank(0)),
         (hvd.broadcast_async_([variable], 0), of_rank(0)),
-        (hvd.grouped_allgather_async([own()]), np.concatenate(everyone())),
+        (hvd.grouped_allgather_async([local_rows()]), np.concatenate(everyone())),
     ):
         result = hvd.synchronize(handle)
         np.testing.assert_array_equal(result[0] if isinstance(result, list) else result, expected)
-    rows = own(hvd.size())
-    mine = everyone(hvd.size()).mean(0)[[hvd.rank()]]
-    np.testing.assert_allclose(hvd.synchronize(hvd.reducescatter_async(rows)), mine)
-    np.testing.assert_allclose(hvd.synchronize(hvd.grouped_reducescatter_async([rows]))[0], mine)
+    rows = local_rows(hvd.size())
+    share = everyone(hvd.size()).mean(0)[[hvd.rank()]]
+    np.testing.assert_allclose(hvd.synchronize(hvd.reducescatter_async(rows)), share)
+    np.testing.assert_allclose(hvd.synchronize(hvd.grouped_reducescatter_async([rows]))[0], share)
     assert hvd.synchronize(hvd.alltoall_async(rows)).shape == rows.shape
 
 
 def test_an_error_comes_with_its_handle() -> None:
-    wrong = hvd.reducescatter_async(own(), op=hvd.Adasum)
-    hvd.allreduce(own())
+    handle = hvd.reducescatter_async(local_rows(), op=hvd.Adasum)
+    hvd.allreduce(local_rows())
     with pytest.raises(NotImplementedError, match="Adasum"):
-        hvd.synchronize(wrong)
+        hvd.synchronize(handle)
     with pytest.raises(RuntimeError, match="expected eager code"):
-        tf.function(lambda: hvd.allreduce_async(own()))()
+        tf.function(lambda: hvd.allreduce_async(local_rows()))()

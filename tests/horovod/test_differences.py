@@ -22,8 +22,8 @@ def test_averages_weigh_batches() -> None:
     )
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
     model.fit(x, x, batch_size=rows, verbose=0)
-    every = np.concatenate([np.full(rank + 1, 1.0 + rank) for rank in range(hvd.size())])
-    np.testing.assert_allclose(model.get_weights()[0], [[np.mean(every**2)]], rtol=1e-5)
+    values = np.concatenate([np.full(rank + 1, 1.0 + rank) for rank in range(hvd.size())])
+    np.testing.assert_allclose(model.get_weights()[0], [[np.mean(values**2)]], rtol=1e-5)
 
 
 def test_the_object_itself() -> None:
@@ -44,8 +44,8 @@ def test_equal_rows_are_added() -> None:
 
 def test_sums_of_float16_are_rounded_once() -> None:
     # 2048 + 1 + 1 + 1 in float16 would stay 2048 if each sum were rounded.
-    own = 2048.0 if hvd.rank() == 0 else 1.0
-    total = hvd_tf.allreduce(tf.constant([own]), op=hvd.Sum, compression=hvd.Compression.fp16)
+    term = 2048.0 if hvd.rank() == 0 else 1.0
+    total = hvd_tf.allreduce(tf.constant([term]), op=hvd.Sum, compression=hvd.Compression.fp16)
     assert float(total[0]) == float(np.float16(2048.0 + hvd.size() - 1))
 
 

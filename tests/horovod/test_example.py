@@ -16,6 +16,6 @@ pytestmark = [pytest.mark.job, pytest.mark.slow]
 @pytest.mark.parametrize("np", [1, 2, 3])
 def test_ranks_learn_the_digits(np: int, mode: list[str]) -> None:
     job = run_job(np, ROOT / "examples" / "horovod_digits.py", args=mode, deadline=100).check()
-    found = re.search(rf"accuracy on {np} ranks: ([\d.]+)%", job.stdout)
-    assert found is not None, job
-    assert float(found[1]) > 93
+    match = re.search(rf"accuracy on {np} ranks: ([\d.]+)%", job.stdout)
+    assert match is not None, job
+    assert float(match[1]) > 93

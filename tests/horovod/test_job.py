@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("initialized")
 
 
 @pytest.fixture
-def stopped() -> Iterator[None]:
+def shutdown() -> Iterator[None]:
     """Leave the job for the test. Collective."""
     hvd.barrier()
     hvd.shutdown()
@@ -32,11 +32,12 @@ def stopped() -> Iterator[None]:
 
 def test_process_sets_know_no_order() -> None:
     ranks = list(range(hvd.size()))
-    one = hvd.ProcessSet(ranks[::-1])
-    assert one.ranks == ranks
-    assert (one.process_set_id, one.size(), one.rank(), one.included()) == (None, None, None, True)
+    whole_job = hvd.ProcessSet(ranks[::-1])
+    assert whole_job.ranks == ranks
+    assert (whole_job.process_set_id, whole_job.size(), whole_job.rank()) == (None, None, None)
+    assert whole_job.included()
     with pytest.raises(ValueError, match="expected ranks that no process set has yet"):
-        hvd.add_process_set(one)  # all ranks have a set
+        hvd.add_process_set(whole_job)  # all ranks have a set
     assert hvd.global_process_set.ranks == ranks
     assert (hvd.global_process_set.size(), hvd.global_process_set.rank()) == (
         hvd.size(),
@@ -47,7 +48,7 @@ def test_process_sets_know_no_order() -> None:
     )
     assert isinstance(hvd.global_process_set, hvd.ProcessSet)
     assert not hvd.remove_process_set(hvd.global_process_set)
-    assert not hvd.remove_process_set(one)
+    assert not hvd.remove_process_set(whole_job)
     with pytest.raises(ValueError, match="expected a list of ranks or a communicator"):
         hvd.ProcessSet("ab")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected a list of ranks or a communicator"):
@@ -82,11 +83,11 @@ def test_collectives_of_a_process_set() -> None:
     ringar.remove_process_set(other)
 
 
-def test_init_registers_process_sets_and_takes_all_ranks(stopped: None) -> None:
-    own = [hvd.ProcessSet([0])] if hvd_size() > 1 else []
-    hvd.init(comm=list(range(hvd_size())), process_sets=own)
+def test_init_registers_process_sets_and_takes_all_ranks(shutdown: None) -> None:
+    sets = [hvd.ProcessSet([0])] if hvd_size() > 1 else []
+    hvd.init(comm=list(range(hvd_size())), process_sets=sets)
     assert hvd.is_initialized()
-    assert all(one.process_set_id for one in own)
+    assert all(process_set.process_set_id for process_set in sets)
     hvd.shutdown()
     hvd.init(process_sets="dynamic")
     assert hvd.is_homogeneous()
@@ -108,7 +109,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 
 @pytest.mark.ranks(3)
-def test_an_init_that_fails_raises_on_all_ranks_and_leaves_nothing(stopped: None) -> None:
+def test_an_init_that_fails_raises_on_all_ranks_and_leaves_nothing(shutdown: None) -> None:
     right = [hvd.ProcessSet([0]), hvd.ProcessSet([0, 2])]
     is_wrong = os.environ["RINGAR_RANK"] == "1"
 
@@ -116,7 +117,7 @@ def test_an_init_that_fails_raises_on_all_ranks_and_leaves_nothing(stopped: None
         make, kind, message = WRONG[name]
         with pytest.raises(kind, match=message):
             hvd.init(process_sets=make() if is_wrong else right)
-        assert [one.process_set_id for one in right] == [None, None]
+        assert [process_set.process_set_id for process_set in right] == [None, None]
 
     for name in WRONG:
         fails(name)
@@ -127,8 +128,8 @@ def test_an_init_that_fails_raises_on_all_ranks_and_leaves_nothing(stopped: None
         hvd.init(process_sets=[right[0], hvd.ProcessSet([0])] if is_wrong else right)
     with pytest.raises(ValueError, match="different ranks"):
         hvd.add_process_set([1, 99] if is_wrong else [1, 2])
-    used = [one.ranks for one in process_sets.in_use()]
-    assert used == [[0, 1, 2], first.ranks]
+    memberships = [process_set.ranks for process_set in process_sets.in_use()]
+    assert memberships == [[0, 1, 2], first.ranks]
     hvd.init()
     assert first.process_set_id == 1
 
@@ -144,7 +145,7 @@ def test_init_refuses_some_of_the_ranks() -> None:
         hvd.init(process_sets="static")
 
 
-def test_before_init_horovods_error_comes(stopped: None) -> None:
+def test_before_init_horovods_error_comes(shutdown: None) -> None:
     for function in (hvd.rank, hvd.size, hvd.local_rank, hvd.cross_size, hvd.is_homogeneous):
         with pytest.raises(ValueError, match=r"call ringar\.init"):
             function()
@@ -203,7 +204,7 @@ def test_variables_that_are_set() -> None:
     assert named["HOROVOD_HOSTNAME"] == "as-given"
 
 
-def test_variables_before_init_are_those_of_the_launcher(stopped: None) -> None:
+def test_variables_before_init_are_those_of_the_launcher(shutdown: None) -> None:
     environ = {"RINGAR_RANK": "3", "RINGAR_LOCAL_RANK": "1"}
     environment.publish(environ)
     assert (environ["HOROVOD_RANK"], environ["HOROVOD_LOCAL_RANK"]) == ("3", "1")

@@ -65,17 +65,17 @@ def reasons(module: str) -> dict[str, str]:
 def parameters_of(text: str) -> list[tuple[str, object]]:
     """Return names and defaults of parameters that are written down."""
     tensorflow = importlib.import_module("ringar.horovod.tensorflow")
-    known = {
+    constants = {
         "ALL": tensorflow.global_process_set,
         "NONE": tensorflow.Compression.none,
         "Average": tensorflow.Average,
     }
-    return listed(eval(f"lambda {text}: None", known))
+    return listed(eval(f"lambda {text}: None", constants))
 
 
 def listed(function: object) -> list[tuple[str, object]]:
     signature = inspect.signature(function)  # type: ignore[arg-type]
-    return [(one.name, one.default) for one in signature.parameters.values()]
+    return [(parameter.name, parameter.default) for parameter in signature.parameters.values()]
 
 
 def test_names_have_horovods_parameters() -> None:
@@ -83,12 +83,12 @@ def test_names_have_horovods_parameters() -> None:
         for name, parameters in names.items():
             if name in reasons(module):
                 continue
-            ours = getattr(module_of(module), name)
+            function = getattr(module_of(module), name)
             if parameters is not None:
-                own = [one for one in listed(ours) if one[0] not in MORE.get(name, ())]
+                pairs = [p for p in listed(function) if p[0] not in MORE.get(name, ())]
                 if name == "run_fn":  # the second argument may be left out
-                    own = [(one, inspect.Parameter.empty) for one, _ in own]
-                assert own == parameters_of(parameters), f"{module}.{name}"
+                    pairs = [(p, inspect.Parameter.empty) for p, _ in pairs]
+                assert pairs == parameters_of(parameters), f"{module}.{name}"
 
 
 def test_absent_names_say_why() -> None:
@@ -119,8 +119,8 @@ def test_the_page_has_every_name() -> None:
 def test_all_lists_what_horovod_has() -> None:
     for module in ("tensorflow", "tensorflow.mpi_ops", "tensorflow.keras", "keras"):
         public = set(module_of(module).__all__)  # type: ignore[attr-defined]
-        known = set(NAMES[module]) | set(ADDED.get(module, ()))
-        assert public == known - reasons(module).keys()
+        expected = set(NAMES[module]) | set(ADDED.get(module, ()))
+        assert public == expected - reasons(module).keys()
         for name in public:
             assert hasattr(module_of(module), name)
 

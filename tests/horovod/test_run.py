@@ -61,8 +61,8 @@ OPTIONS = [
 
 
 def test_options() -> None:
-    for given, expected in OPTIONS:
-        words = translated(*given.split())
+    for line, expected in OPTIONS:
+        words = translated(*line.split())
         assert words == expected.split()
         options.parser().parse_args(words)
 
@@ -72,22 +72,22 @@ def test_options_without_effect_say_so() -> None:
     words, notes = launch.translate(
         ["-np", "1", *idle, *launch._IDLE_FLAGS, "--blacklist-cooldown-range", "1", "2", "a"], {}
     )
-    known = set(options.parser()._option_string_actions)
+    actions = set(options.parser()._option_string_actions)
     assert words[-1] == "a"
-    said = {note.partition(" ")[0] for note in notes}
-    expected = {n for n in launch._IDLE if n not in known}
-    expected |= {n for n, why in launch._IDLE_FLAGS.items() if why and n not in known}
-    assert said == expected | {"--blacklist-cooldown-range"}
+    options_in_notes = {note.partition(" ")[0] for note in notes}
+    expected = {n for n in launch._IDLE if n not in actions}
+    expected |= {n for n, why in launch._IDLE_FLAGS.items() if why and n not in actions}
+    assert options_in_notes == expected | {"--blacklist-cooldown-range"}
     assert all(" has no effect: " in note for note in notes)
 
 
 def test_variables_of_autotune_have_those_of_ringar_as_counterparts() -> None:
     names = ("", "_LOG", "_WARMUP_SAMPLES", "_STEPS_PER_SAMPLE", "_BAYES_OPT_MAX_SAMPLES")
-    given = {f"HOROVOD_AUTOTUNE{name}": str(i) for i, name in enumerate(names)}
-    environ = {**given, "RINGAR_AUTOTUNE_LOG": "own"}
+    originals = {f"HOROVOD_AUTOTUNE{name}": str(i) for i, name in enumerate(names)}
+    environ = {**originals, "RINGAR_AUTOTUNE_LOG": "own"}
     environment.apply(environ)
-    own = {f"RINGAR_AUTOTUNE{name}": str(i) for i, name in enumerate(names)}
-    assert environ == {**given, **own, "RINGAR_AUTOTUNE_LOG": "own"}
+    counterparts = {f"RINGAR_AUTOTUNE{name}": str(i) for i, name in enumerate(names)}
+    assert environ == {**originals, **counterparts, "RINGAR_AUTOTUNE_LOG": "own"}
 
 
 def test_refused_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,8 +99,8 @@ def test_refused_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_variables_stand_for_options() -> None:
-    given = {"HOROVOD_TIMELINE": "t.json", "HOROVOD_START_TIMEOUT": "3", "RINGAR_GPUS": "each"}
-    assert translated("-np", "1", "a", **given) == [
+    variables = {"HOROVOD_TIMELINE": "t.json", "HOROVOD_START_TIMEOUT": "3", "RINGAR_GPUS": "each"}
+    assert translated("-np", "1", "a", **variables) == [
         *("-np", "1", "--timeline-filename=t.json", "--start-timeout=3", "a")
     ]
     assert translated("--timeline-filename", "x", "a", HOROVOD_TIMELINE="t.json") == [

@@ -99,11 +99,11 @@ def test_variables(session: Any) -> None:
         session.run(fetched)
         return [float(value[0]) for value in session.run(variables)]
 
-    own = [10.0 * i + hvd.rank() for i in range(4)]
-    assert after() == own
+    values = [10.0 * i + hvd.rank() for i in range(4)]
+    assert after() == values
     assert after(of_all) == [10.0 * i + last for i in range(4)]
-    assert after(of_some) == [0.0, 10.0, *own[2:]]
-    assert after(in_place) == [*own[:2], 20.0 + last, 30.0 + last]
+    assert after(of_some) == [0.0, 10.0, *values[2:]]
+    assert after(in_place) == [*values[:2], 20.0 + last, 30.0 + last]
     session.run(start)
     np.testing.assert_array_equal(session.run(in_place[0]), np.full(3, 20.0 + last))
 
@@ -171,11 +171,11 @@ def test_graphs_that_are_imported_go_on_in_order(session: Any) -> None:
 @pytest.mark.ranks(2)
 def test_ranks_that_run_different_graphs_get_an_error() -> None:
     """Their collectives have names and shapes like those of the other graph."""
-    both = []
+    pairs = []
     for i in range(2):
         with tf.Graph().as_default() as graph:
-            both.append((graph, hvd.allreduce(tf.fill([2], float(i)))))
-    graph, mean = both[hvd.rank()]
+            pairs.append((graph, hvd.allreduce(tf.fill([2], float(i)))))
+    graph, mean = pairs[hvd.rank()]
     with pytest.raises(tf.errors.InvalidArgumentError, match="the same collective"):
         v1.Session(graph=graph).run(mean)
 

@@ -61,27 +61,27 @@ def test_gradients_are_averaged() -> None:
     ids=lambda arguments: next(iter(arguments)),
 )
 def test_arguments(arguments: dict[str, Any]) -> None:
-    own = variables(3)
+    weights = variables(3)
     if "num_groups" in arguments:
         with pytest.warns(DeprecationWarning, match="num_groups"):
             optimizer = distributed(**arguments)
     else:
         optimizer = distributed(**arguments)
-    stepped(optimizer, own, 2)
+    stepped(optimizer, weights, 2)
     factor = hvd.size() if "op" in arguments else 1
-    for v in own:
+    for v in weights:
         np.testing.assert_allclose(v, -RATE * factor * (mean(0) + mean(1)), rtol=1e-3)
 
 
 def test_groups_of_variables() -> None:
-    own = variables(4)
-    stepped(distributed(groups=[[own[0], own[2]], [own[3]]]), own)
-    for v in own:
+    weights = variables(4)
+    stepped(distributed(groups=[[weights[0], weights[2]], [weights[3]]]), weights)
+    for v in weights:
         np.testing.assert_allclose(v, -RATE * mean(), rtol=1e-6)
 
 
 def test_wrong_arguments() -> None:
-    for wrong, message in (
+    for options, message in (
         ({"op": hvd_tf.Adasum}, "`op` must be Average or Sum"),
         ({"groups": 0}, "`groups` must be a positive number"),
         ({"groups": "ab"}, "`groups` must be"),
@@ -89,7 +89,7 @@ def test_wrong_arguments() -> None:
         ({"backward_passes_per_step": 0}, "must be 1 or more"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
-            distributed(**wrong)
+            distributed(**options)
     with pytest.raises(ValueError, match="of TensorFlow 1"):
         hvd_tf.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
     with pytest.raises(ValueError, match="DistributedGradientTape takes it"):
@@ -107,14 +107,14 @@ def test_backward_passes(way: str, averages: bool) -> None:
         optimizer.apply([gradient], [v])
 
     run = step if way == "eager" else tf.function(step, jit_compile=way == "compiled")
-    seen = []
+    values = []
     for number in range(7):
         run(tf.constant(slope(hvd.rank(), number)))
-        seen.append(v.numpy())
+        values.append(v.numpy())
     first = -RATE * sum(mean(i) for i in range(3)) / (3 if averages else 1)
     second = first - RATE * sum(mean(i) for i in range(3, 6)) / (3 if averages else 1)
     expected = np.stack([np.zeros(2)] * 2 + [first] * 3 + [second] * 2)
-    np.testing.assert_allclose(seen, expected, rtol=1e-5)
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
     assert int(optimizer.iterations) == 7
 
 
@@ -156,12 +156,12 @@ def test_backward_passes_refuse_slices_unless_they_are_made_dense() -> None:
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("scales", [True, False])
 def test_local_variables_keep_their_gradients(scales: bool, passes: int) -> None:
-    own, local = variables(2)
+    shared, local = variables(2)
     optimizer = distributed(scale_local_gradients=scales, backward_passes_per_step=passes)
     optimizer.register_local_var(local)
     for _ in range(passes):
-        stepped(optimizer, [own, local])
-    np.testing.assert_allclose(own, -RATE * passes * mean(), rtol=1e-6)
+        stepped(optimizer, [shared, local])
+    np.testing.assert_allclose(shared, -RATE * passes * mean(), rtol=1e-6)
     scale = hvd.size() if scales else 1
     np.testing.assert_allclose(local, -RATE * passes * slope(hvd.rank()) / scale, rtol=1e-6)
 
@@ -198,20 +198,20 @@ def test_a_partial_optimizer_leaves_layers_to_their_rank() -> None:
 
 def test_partial_tape() -> None:
     dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-    own = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    local_layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
     x = tf.constant([[1.0 + hvd.rank()]])
     with tf.GradientTape() as plain:
-        loss = tf.reduce_sum(dense(x)) + tf.reduce_sum(own(x))
+        loss = tf.reduce_sum(dense(x)) + tf.reduce_sum(local_layer(x))
     tape: Any = hvd_tf.PartialDistributedGradientTape(
-        plain, local_layers=[own], scale_local_gradients=False
+        plain, local_layers=[local_layer], scale_local_gradients=False
     )
-    weights = [own.kernel.value, dense.kernel.value]
+    weights = [local_layer.kernel.value, dense.kernel.value]
     local, common = tape.get_local_and_global_gradients(loss, weights)
-    ((source, kept),), ((other, shared),) = local, common
+    ((source, local_gradient),), ((other, mean_gradient),) = local, common
     assert source is weights[0]
     assert other is weights[1]
-    np.testing.assert_allclose(shared, [[(hvd.size() + 1) / 2]], rtol=1e-6)
-    np.testing.assert_allclose(kept, [[1.0 + hvd.rank()]])
+    np.testing.assert_allclose(mean_gradient, [[(hvd.size() + 1) / 2]], rtol=1e-6)
+    np.testing.assert_allclose(local_gradient, [[1.0 + hvd.rank()]])
 
 
 def test_tape() -> None:
@@ -302,10 +302,10 @@ def test_models_are_loaded_with_a_distributed_optimizer(shared_tmp_path: Path) -
     loaded = hvd.load_model(path, custom_objects={}) if hvd.rank() == 0 else fresh
     assert int(loaded.optimizer.iterations) == int(hvd.rank() == 0)
     loaded.fit(*data(hvd.rank()), batch_size=8, epochs=0, callbacks=callbacks)
-    for one in (loaded, model):  # with the rows in one order, so that the sums have the same bits
-        one.fit(*data(hvd.rank()), batch_size=8, shuffle=False, verbose=0)
-    for ours, theirs in zip(loaded.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for net in (loaded, model):  # with the rows in one order, so that the sums have the same bits
+        net.fit(*data(hvd.rank()), batch_size=8, shuffle=False, verbose=0)
+    for array, expected in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(array, expected)
 
 
 def test_optimizers_of_ones_own_are_loaded(shared_tmp_path: Path) -> None:
@@ -338,13 +338,13 @@ def test_synchronized_batch_normalization() -> None:
 def test_join_serves_ranks_that_have_more_data() -> None:
     """Of a loop with a tape: rank r has r + 1 batches."""
     v = tf.Variable([0.0, 0.0])
-    taken = []
+    steps = []
     for step in range(hvd.rank() + 1):
         with hvd_tf.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum) as tape:
             loss = tf.reduce_sum(v * slope(hvd.rank(), step))
         (gradient,) = tape.gradient(loss, [v])
         v.assign_sub(gradient)
-        taken.append(step)
+        steps.append(step)
     assert hvd_tf.join() == hvd.size() - 1
     total = sum(slope(rank, step) for rank in range(hvd.size()) for step in range(rank + 1))
     np.testing.assert_allclose(v, -total, rtol=1e-6)
@@ -373,15 +373,15 @@ def test_horovods_main_example_of_keras(way: str) -> None:
     of_ranks = hvd_tf.allgather_object((model.get_weights(), history.history["loss"]))
     for weights, losses in of_ranks[1:]:
         assert losses == of_ranks[0][1]
-        for one, other in zip(weights, of_ranks[0][0], strict=True):
-            np.testing.assert_array_equal(one, other)
+        for array, expected in zip(weights, of_ranks[0][0], strict=True):
+            np.testing.assert_array_equal(array, expected)
 
 
 def test_local_variables_of_a_tape_stay_as_they_are() -> None:
-    own, shared = tf.Variable(1.0 + hvd.rank()), tf.Variable(2.0 + hvd.rank())
+    local_variable, shared_variable = tf.Variable(1.0 + hvd.rank()), tf.Variable(2.0 + hvd.rank())
     tape: Any = hvd_tf.DistributedGradientTape(tf.GradientTape())
-    tape.register_local_source(own)
+    tape.register_local_source(local_variable)
     with tape:
-        loss = own * shared
-    tape.gradient(loss, [own, shared])
-    assert (float(own), float(shared)) == (1.0 + hvd.rank(), 2.0)
+        loss = local_variable * shared_variable
+    tape.gradient(loss, [local_variable, shared_variable])
+    assert (float(local_variable), float(shared_variable)) == (1.0 + hvd.rank(), 2.0)

@@ -60,15 +60,15 @@ class TokensAndPositions(keras.layers.Layer):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.shared, self.own = (keras.layers.Embedding(12, width) for _ in range(2))
+        self.shared, self.single = (keras.layers.Embedding(12, width) for _ in range(2))
         self.positions = keras.layers.Embedding(4, width)
 
     def build(self, shape: Any) -> None:
-        for table in (self.shared, self.own, self.positions):
+        for table in (self.shared, self.single, self.positions):
             table.build(shape)
 
     def call(self, x: Any) -> Any:
-        tokens = self.shared(x) * self.shared(keras.ops.flip(x, axis=1)) + self.own(x)
+        tokens = self.shared(x) * self.shared(keras.ops.flip(x, axis=1)) + self.single(x)
         return tokens + self.positions(keras.ops.arange(4))
 
 

@@ -40,7 +40,7 @@ class Held(keras.Model):
         self.first, self.second = L.Dense(4, activation="tanh"), L.Dense(1)
         self.scale = self.add_weight(shape=(), initializer="ones")
         self.blocks, self.scales = hold(self.first, self.second), hold(self.scale, 3)
-        self.both = hold(keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1))
+        self.optimizers = hold(keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1))
 
     def call(self, x: Any) -> Any:
         return self.second(self.first(x)) * self.scale
@@ -62,9 +62,9 @@ def rematerialized() -> keras.Model:
         return keras.Model(x, L.Dense(1)(L.Dense(4, activation="relu")(x)))
 
 
-def optimizers(every: bool) -> Iterator[keras.optimizers.Optimizer]:
+def optimizers(is_full: bool) -> Iterator[keras.optimizers.Optimizer]:
     names = "Adadelta Adafactor Adagrad Adam AdamW Adamax Ftrl Lamb Lion Muon Nadam RMSprop SGD"
-    for name in names.split() if every else ["Adam"]:
+    for name in names.split() if is_full else ["Adam"]:
         if kind := getattr(keras.optimizers, name, None):
             yield kind(0.05)
     yield keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_overwrite_frequency=2)
@@ -75,38 +75,38 @@ def optimizers(every: bool) -> Iterator[keras.optimizers.Optimizer]:
 Case = tuple[keras.Model, Any, Any, dict[str, Any], dict[str, Any]]
 
 
-def cases(every: bool) -> Iterator[Case]:
+def cases(is_full: bool) -> Iterator[Case]:
     """Yield models, data, and arguments of `compile` and `fit`: of each kind some, or all."""
     eager = {"loss": "mse", "run_eagerly": True}
-    containers = CONTAINERS if every else {name: CONTAINERS[name] for name in ("tuple", "nested")}
-    held = itertools.chain(containers.values(), itertools.repeat(CONTAINERS["namedtuple"]))
-    for optimizer, hold in zip(optimizers(every), held, strict=False):
+    containers = CONTAINERS if is_full else {name: CONTAINERS[name] for name in ("tuple", "nested")}
+    holders = itertools.chain(containers.values(), itertools.repeat(CONTAINERS["namedtuple"]))
+    for optimizer, hold in zip(optimizers(is_full), holders, strict=False):
         yield Held(hold), X, Y, {**eager, "optimizer": optimizer}, {}
     yield rematerialized(), X, Y, {"optimizer": "adam", **eager}, {}
     sparse = keras.losses.SparseCategoricalCrossentropy
     losses: list[Any] = [sparse(True, ignore_class=1)]
-    losses += [sparse(True), sparse(True, reduction="sum")] if every else []
+    losses += [sparse(True), sparse(True, reduction="sum")] if is_full else []
     for loss in losses:
         model = sequential(
             L.Embedding(5, 4, mask_zero=True),
-            L.LSTM(3) if every else L.GlobalAveragePooling1D(),
+            L.LSTM(3) if is_full else L.GlobalAveragePooling1D(),
             units=3,
         )
         compiled = {**eager, "optimizer": "sgd", "loss": loss, "metrics": ["accuracy"]}
         yield model, WORDS, CLASSES, compiled, {"sample_weight": Y[:, 0] ** 2}
-    both = {"a": lambda y, p: keras.ops.abs(y - p), "b": sparse(True)}
-    compiled = {**eager, "optimizer": "sgd", "loss": both, "loss_weights": {"a": 2.0, "b": 0.5}}
+    pair = {"a": lambda y, p: keras.ops.abs(y - p), "b": sparse(True)}
+    compiled = {**eager, "optimizer": "sgd", "loss": pair, "loss_weights": {"a": 2.0, "b": 0.5}}
     targets = {"a": Y, "b": CLASSES}
     yield of_two_outputs(), {"x": X}, targets, compiled, {"validation_split": 0.25}
     normalized = sequential(L.Dense(4), L.BatchNormalization(), L.GaussianNoise(0.1))
     yield normalized, X, Y, {"optimizer": "sgd", **eager}, {}
 
 
-def train(every: bool) -> list[bytes]:
+def train(is_full: bool) -> list[bytes]:
     """Train every model, and return its losses and variables as bytes."""
     results = []
     keras.utils.set_random_seed(1)
-    for number, (model, x, y, compiled, fitted) in enumerate(cases(every)):
+    for number, (model, x, y, compiled, fitted) in enumerate(cases(is_full)):
         keras.utils.set_random_seed(number)
         model.compile(**compiled)
         history = model.fit(x, y, batch_size=5, verbose=0, **fitted).history
@@ -126,12 +126,12 @@ def use_ringar() -> None:
     model.fit(X, Y, verbose=0, callbacks=[ringar.callbacks.Distributed()])
 
 
-def main(every: bool) -> None:
+def main(is_full: bool) -> None:
     """Train before the import of ringar, and after its use."""
     assert "ringar" not in sys.modules
-    before = train(every)
+    before = train(is_full)
     use_ringar()
-    after = train(every)
+    after = train(is_full)
     print([number for number, result in enumerate(before) if after[number] != result], len(before))
 
 

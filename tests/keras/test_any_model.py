@@ -43,13 +43,13 @@ class GAN(keras.Model):
         labels = tf.concat([tf.ones_like(latent[:, :1]), tf.zeros_like(real[:, :1])], 0)
         with tf.GradientTape() as tape:
             d_loss = self.loss_fn(labels, self.discriminator(images))
-        its = self.discriminator.trainable_variables
-        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, its), its, strict=True))
+        weights = self.discriminator.trainable_variables
+        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights, strict=True))
         with tf.GradientTape() as tape:
             fooled = self.discriminator(self.generator(latent))
             g_loss = self.loss_fn(tf.zeros_like(fooled), fooled)
-        its = self.generator.trainable_variables
-        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, its), its, strict=True))
+        weights = self.generator.trainable_variables
+        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights, strict=True))
         return {"d_loss": d_loss, "g_loss": g_loss}
 
 
@@ -70,10 +70,10 @@ def test_gan(options: dict[str, Any], rank: int, size: int, exchange: Exchange) 
     """Ranks begin with other weights, and have uneven batches: 3 of 4 rows, and one more."""
     rng = np.random.default_rng(5)
     data = [rng.normal(size=(13 * size, 6)).astype(np.float32) for _ in range(2)]
-    every = tf.data.Dataset.from_tensor_slices(tuple(data))
-    own = every.shard(size, rank).batch(4)
-    model = train_gan(own, rank, True, **options)
-    single = train_gan(every.batch(4 * size), 0, False, **options)
+    dataset = tf.data.Dataset.from_tensor_slices(tuple(data))
+    shard = dataset.shard(size, rank).batch(4)
+    model = train_gan(shard, rank, True, **options)
+    single = train_gan(dataset.batch(4 * size), 0, False, **options)
     assert common.largest_difference(common.values(model), common.values(single)) < 1e-4
     assert len(set(exchange(str([v.tobytes() for v in common.values(model)])))) == 1
 
@@ -89,11 +89,11 @@ def test_train_on_batch(eagerly: bool, rank: int, size: int) -> None:
     single.compile(keras.optimizers.SGD(0.1), "mse", metrics=metrics())
     for number in range(3):
         parts = [common.regression(4 + 2 * r, seed=10 * number + r) for r in range(size)]
-        every = [np.concatenate(part) for part in zip(*parts, strict=True)]
+        batch = [np.concatenate(part) for part in zip(*parts, strict=True)]
         received = model.train_on_batch(*parts[rank])
-        assert received == pytest.approx(single.train_on_batch(*every), rel=1e-5)
+        assert received == pytest.approx(single.train_on_batch(*batch), rel=1e-5)
     received = model.test_on_batch(*parts[rank], return_dict=True)
-    assert received == pytest.approx(single.test_on_batch(*every, return_dict=True), rel=1e-5)
+    assert received == pytest.approx(single.test_on_batch(*batch, return_dict=True), rel=1e-5)
     assert common.largest_difference(common.values(model), common.values(single)) < 1e-5
     # A later fit with the callback observes the same step.
     model.fit(*common.regression(4), verbose=0, callbacks=[ringar.callbacks.Distributed()])
@@ -131,8 +131,8 @@ class SharpnessAware(keras.Sequential):
 
 def test_step_that_moves_weights_and_puts_them_back(rank: int, size: int) -> None:
     """One that moves them by a gradient of its own drifts, and the error says what to reduce."""
-    every = tf.data.Dataset.from_tensor_slices(common.regression(13 * size))
-    own = every.shard(size, rank).batch(4)
+    dataset = tf.data.Dataset.from_tensor_slices(common.regression(13 * size))
+    shard = dataset.shard(size, rank).batch(4)
 
     def trained(data: Any, distributed: bool, **ways: bool) -> keras.Model:
         model = SharpnessAware(common.dense_model().layers)
@@ -144,12 +144,12 @@ def test_step_that_moves_weights_and_puts_them_back(rank: int, size: int) -> Non
         model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
         return model
 
-    model, single = trained(own, True), trained(every.batch(4 * size), False)
+    model, single = trained(shard, True), trained(dataset.batch(4 * size), False)
     assert common.largest_difference(common.values(model), common.values(single)) < 1e-5
     if size > 1:
         text = r"check of weights.*train_step of this model must reduce.*DistributedGradientTape"
         with pytest.raises(ringar.errors.MismatchError, match=text):
-            trained(own, True, reduces=False, is_exact=False)
+            trained(shard, True, reduces=False, is_exact=False)
 
 
 class Accumulating(keras.Sequential):
@@ -194,8 +194,8 @@ def test_gradients_added_up_by_hand(eagerly: bool, rank: int, size: int) -> None
         if distributed and not reduces:
             optimizer = ringar.DistributedOptimizer(optimizer)
         model.compile(optimizer, "mse", run_eagerly=eagerly)
-        every = tf.data.Dataset.from_tensor_slices(common.regression(rows))
-        data = every.shard(size, rank).batch(3) if distributed else every.batch(3 * size)
+        dataset = tf.data.Dataset.from_tensor_slices(common.regression(rows))
+        data = dataset.shard(size, rank).batch(3) if distributed else dataset.batch(3 * size)
         callbacks = [ringar.callbacks.Distributed()] if distributed else []
         model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
         return model

@@ -49,15 +49,15 @@ def test_broadcast_at_the_start(
     model = compiled(common.dense_model(seed=rank), keras.optimizers.Adam(0.1 * (rank + 1)))
     root = size - 1
     of_root = exchange(common.values(model))[root]
-    begun: list[list[np.ndarray]] = []
+    initial_values: list[list[np.ndarray]] = []
 
     class Begin(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            begun.append(common.values(self.model))
+            initial_values.append(common.values(self.model))
 
     data = tf.data.Dataset.from_tensors(common.regression(4))
     model.fit(data, verbose=0, callbacks=[callback(root), Begin()])
-    assert common.largest_difference(begun[0], of_root) == 0.0
+    assert common.largest_difference(initial_values[0], of_root) == 0.0
     assert common.number(model.optimizer.learning_rate) == pytest.approx(0.1 * size)
     assert len(set(exchange(common.digest(model)))) == 1
 
@@ -89,10 +89,10 @@ def test_metrics_are_averaged_for_later_callbacks(
     callback: Callable[[], Any], rank: int, exchange: Exchange
 ) -> None:
     model = compiled(common.dense_model(seed=0), metrics=["mae"])
-    own = tf.data.Dataset.from_tensors(common.regression(4, seed=rank)).repeat(2)
+    shard = tf.data.Dataset.from_tensors(common.regression(4, seed=rank)).repeat(2)
     before, after = Recorder(), Recorder()
     callbacks = [before, callback(), after]
-    history = model.fit(own, epochs=2, validation_data=own, verbose=0, callbacks=callbacks)
+    history = model.fit(shard, epochs=2, validation_data=shard, verbose=0, callbacks=callbacks)
     assert set(before.epochs[0]) == {"loss", "mae", "val_loss", "val_mae"}
     for epoch, of_all in enumerate(zip(*exchange(before.epochs), strict=True)):
         for key in of_all[0]:
@@ -219,8 +219,8 @@ def test_train_step_of_ones_own(rank: int, exchange: Exchange) -> None:
 
     model = Model(common.dense_model(seed=rank).layers)
     model.compile(SGD(0.1), "mse")
-    own = tf.data.Dataset.from_tensors(common.regression(4, seed=rank)).repeat(3)
-    model.fit(own, verbose=0, callbacks=[ringar.callbacks.Distributed()])
+    shard = tf.data.Dataset.from_tensors(common.regression(4, seed=rank)).repeat(3)
+    model.fit(shard, verbose=0, callbacks=[ringar.callbacks.Distributed()])
     assert len(set(exchange(common.digest(model)))) == 1
 
 

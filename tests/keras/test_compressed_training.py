@@ -21,9 +21,9 @@ def test_training_converges() -> None:
     """Over a ring through MPI, where each rank counts as a host: float32 travels narrow."""
     script = Path(__file__).with_name("digits.py")
     job = run_on_hosts(None, 2, [sys.executable, str(script), "ring"], deadline=90).check()
-    found = re.search(r"results (\{.*\})", job.stdout)
-    assert found is not None, job
-    results = json.loads(found[1])
+    match = re.search(r"results (\{.*\})", job.stdout)
+    assert match is not None, job
+    results = json.loads(match[1])
     assert results["none"]["moved"] == 0.0, results
     for name in ("fp16", "bf16", "powersgd"):
         assert results[name]["moved"] > 0.0, f"{name} changed nothing: {results}"

@@ -49,9 +49,9 @@ def test_copies_reduce_on_their_own(way: str, rank: int, size: int) -> None:
     twin.apply(gradients, variables)
     total = -2.0 * sum(r + 1 for r in range(size))
     np.testing.assert_allclose(variables[1], np.full(3, total))
-    states = [one._exchange.reduction.low_rank._states for one in (optimizer, twin)]
-    for mine, its in zip(states[0].values(), states[1].values(), strict=True):
-        assert mine.q is not its.q
+    states = [member._exchange.reduction.low_rank._states for member in (optimizer, twin)]
+    for state, twin_state in zip(states[0].values(), states[1].values(), strict=True):
+        assert state.q is not twin_state.q
 
 
 @pytest.mark.parametrize("way", PLAIN)
@@ -84,6 +84,6 @@ def test_models_with_a_plain_copy_are_refused(rank: int, tmp_path: Path) -> None
 @pytest.mark.ranks(1)
 def test_an_optimizer_that_holds_a_distributed_one_is_refused() -> None:
     inner = ringar.DistributedOptimizer(SGD(0.5))
-    both = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(inner))
+    outer = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(inner))
     with pytest.raises(ValueError, match="must not be distributed already"):
-        ringar.DistributedOptimizer(both)
+        ringar.DistributedOptimizer(outer)

@@ -62,14 +62,14 @@ def test_callbacks_in_any_order(
     turn: int, shared_tmp_path: Path, rank: int, exchange: Exchange, capsys: Any
 ) -> None:
     best = shared_tmp_path / "best" / "model.keras"
-    every = shared_tmp_path / "every" / "{epoch}-{batch}.weights.h5"
+    pattern = shared_tmp_path / "every" / "{epoch}-{batch}.weights.h5"
     # A negative metric on the other ranks: rank 0 alone would find another epoch best.
-    own = tf.data.Dataset.from_tensors(common.regression(4, seed=rank)).repeat(4)
+    shard = tf.data.Dataset.from_tensors(common.regression(4, seed=rank)).repeat(4)
     checkpoint = keras.callbacks.ModelCheckpoint(best, "val_loss", save_best_only=True, verbose=1)
     callbacks = [
         ringar.callbacks.Distributed(),
         checkpoint,
-        keras.callbacks.ModelCheckpoint(every, save_weights_only=True, save_freq=3),
+        keras.callbacks.ModelCheckpoint(pattern, save_weights_only=True, save_freq=3),
         keras.callbacks.CSVLogger(shared_tmp_path / "log.csv"),
         keras.callbacks.TensorBoard(shared_tmp_path / "board", update_freq="batch"),
         keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True),
@@ -79,10 +79,10 @@ def test_callbacks_in_any_order(
     order = list(itertools.permutations(range(8)))[turn * 17419]
     capsys.readouterr()
     history = compiled(rank).fit(
-        own, epochs=3, validation_data=own, verbose=0, callbacks=[callbacks[i] for i in order]
+        shard, epochs=3, validation_data=shard, verbose=0, callbacks=[callbacks[i] for i in order]
     )
     # The files are there for all ranks when `fit` returns.
-    assert sorted(p.name for p in every.parent.iterdir()) == [
+    assert sorted(p.name for p in pattern.parent.iterdir()) == [
         f"{epoch}-{batch}.weights.h5" for epoch, batch in ((1, 3), (2, 2), (3, 1), (3, 4))
     ]
     assert [p.name for p in best.parent.iterdir()] == ["model.keras"]

@@ -131,8 +131,8 @@ def test_passes_of_different_lengths_are_told(
             model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
             callback = ringar.callbacks.Distributed()
             model.fit(share, steps_per_epoch=3, verbose=0, callbacks=[callback])
-    told = ", ".join(f"{1 + (rank == 0)} (rank {rank})" for rank in range(size))
-    expected = f"different numbers of elements: {told}."
+    counts = ", ".join(f"{1 + (rank == 0)} (rank {rank})" for rank in range(size))
+    expected = f"different numbers of elements: {counts}."
     assert [expected in text for text in exchange(caplog.text)] == [size > 1] + [False] * (size - 1)
 
 
@@ -194,5 +194,5 @@ def test_inputs_of_any_type(
         assert common.largest_difference(received, expected) < 1e-5
         assert not any("first batch" in text for text in caplog.messages)
         on_ranks(data)
-    told = exchange(any("first batch is the same" in text for text in caplog.messages))
-    assert told == [size > 1] + [False] * (size - 1)
+    warnings = exchange(any("first batch is the same" in text for text in caplog.messages))
+    assert warnings == [size > 1] + [False] * (size - 1)

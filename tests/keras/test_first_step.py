@@ -43,8 +43,8 @@ def test_a_traced_loop_equals_one_process(jit: bool, rank: int, size: int) -> No
     model, single = common.dense_model(seed=rank), common.dense_model()
     steps = [[common.regression(4, seed=10 * n + r) for r in range(size)] for n in range(3)]
     train(model, [parts[rank] for parts in steps], jit, distributed=True)
-    whole = [[np.concatenate(part) for part in zip(*parts, strict=True)] for parts in steps]
-    train(single, whole, jit, distributed=False)
+    batches = [[np.concatenate(part) for part in zip(*parts, strict=True)] for parts in steps]
+    train(single, batches, jit, distributed=False)
     assert common.largest_difference(common.values(model), common.values(single)) < 1e-5
 
 
@@ -86,22 +86,22 @@ def test_state_of_the_optimizer(loaded: str, rank: int, size: int, exchange: Exc
         values = [np.array(v).tobytes() for v in optimizer.variables]
         assert len(set(exchange(str(values)))) == 1
         return
-    others = {2: "rank 1", 3: "ranks 1, 2"}.get(size, f"ranks 1-{size - 1}")
-    with pytest.raises(MismatchError, match=rf"6 \({others}\).*build"):
+    majority = {2: "rank 1", 3: "ranks 1, 2"}.get(size, f"ranks 1-{size - 1}")
+    with pytest.raises(MismatchError, match=rf"6 \({majority}\).*build"):
         model.train_on_batch(*common.regression(4))
 
 
 def test_state_that_cannot_be_read_is_left() -> None:
     """A variable that the traced step makes has no value yet."""
-    made: list[tf.Variable] = []
+    variables: list[tf.Variable] = []
 
     @tf.function
     def step() -> Any:
-        if not made:
-            made.append(tf.Variable([1.0, 2.0]))
+        if not variables:
+            variables.append(tf.Variable([1.0, 2.0]))
         with ringar.DistributedGradientTape(tf.GradientTape()) as tape:
-            loss = tf.reduce_sum(made[0])
-        return tape.gradient(loss, made)
+            loss = tf.reduce_sum(variables[0])
+        return tape.gradient(loss, variables)
 
     np.testing.assert_array_equal(step()[0], [1.0, 1.0])
 

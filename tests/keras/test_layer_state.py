@@ -36,9 +36,9 @@ class Batches(keras.utils.PyDataset):
         return ROWS[10 * index : 10 * index + 10]
 
 
-def adapted(layer: keras.Layer, data: Any, own: bool) -> keras.Layer:
+def adapted(layer: keras.Layer, data: Any, is_plain: bool) -> keras.Layer:
     """Return a layer that is adapted to the rows of this process, or of all ranks."""
-    if own:
+    if is_plain:
         layer.adapt(data)
     else:
         adapt(layer, data)
@@ -60,9 +60,9 @@ def state_of(layer: Any) -> list[Any]:
 
 @pytest.mark.ranks(2, 3)
 def test_adapted_to_all_rows_as_one_process(size: int, exchange: Exchange) -> None:
-    def check(make: Callable[[], Any], one: Any, own: Any) -> None:
-        expected = state_of(adapted(make(), one, own=True))
-        assert exchange(state_of(adapted(make(), own, own=False))) == [expected] * size
+    def check(make: Callable[[], Any], total: Any, part: Any) -> None:
+        expected = state_of(adapted(make(), total, is_plain=True))
+        assert exchange(state_of(adapted(make(), part, is_plain=False))) == [expected] * size
 
     elements = tf.data.Dataset.from_tensor_slices(ROWS)
     batches = elements.batch(7)
@@ -76,10 +76,10 @@ def test_adapted_to_all_rows_as_one_process(size: int, exchange: Exchange) -> No
         (Batches(), shard(Batches())),
         (Batches(), shard(Batches(), split_batches=True)),
     ]
-    for one, own in sources:
-        check(layers.Normalization, one, own)
-    for one, own in (sources[0], sources[3], sources[4]):
-        check(lambda: layers.Discretization(num_bins=4, epsilon=0.02), one, own)
+    for total, part in sources:
+        check(layers.Normalization, total, part)
+    for total, part in (sources[0], sources[3], sources[4]):
+        check(lambda: layers.Discretization(num_bins=4, epsilon=0.02), total, part)
     texts = tf.data.Dataset.from_tensor_slices(TEXTS)
     for mode in ("int", "tf_idf"):
 
@@ -94,8 +94,8 @@ def test_adapted_to_all_rows_as_one_process(size: int, exchange: Exchange) -> No
     features = {"size": ROWS[:31, 0], "words": TEXTS, "kind": ROWS[:31, 1]}
     space = {"size": "float_normalized", "words": "string_categorical", "kind": "float_discretized"}
     rows = tf.data.Dataset.from_tensor_slices(features)
-    for one, own in ((features, shard(features)), (rows, shard(rows))):
-        check(lambda: keras.utils.FeatureSpace(space, output_mode="dict"), one, own)
+    for total, part in ((features, shard(features)), (rows, shard(rows))):
+        check(lambda: keras.utils.FeatureSpace(space, output_mode="dict"), total, part)
     with pytest.raises(TypeError, match="must have a method `adapt`. Received: Dense"):
         adapt(layers.Dense(1), ROWS)
 
@@ -105,11 +105,11 @@ def test_ranks_whose_layers_hold_other_things_are_told(rank: int, exchange: Exch
     def model(*parts: Any) -> keras.Model:
         return keras.Sequential(list(parts))
 
-    own = ROWS[rank::5]
-    mean, factor = own.mean(axis=0), float(rank)
-    different = [
-        (adapted(layers.Normalization(), own, True), "`mean`, `variance` of layer"),
-        (adapted(layers.Discretization(num_bins=3), own, True), "argument `bin_boundaries`"),
+    part = ROWS[rank::5]
+    mean, factor = part.mean(axis=0), float(rank)
+    cases = [
+        (adapted(layers.Normalization(), part, True), "`mean`, `variance` of layer"),
+        (adapted(layers.Discretization(num_bins=3), part, True), "argument `bin_boundaries`"),
         (adapted(layers.StringLookup(), TEXTS[rank:], True), "a vocabulary,.*of layer"),
         (adapted(layers.TextVectorization(), TEXTS[rank::9], True), "a vocabulary,.*of layer"),
         (adapted(layers.IntegerLookup(), NUMBERS[rank::9], True), "a vocabulary,.*of layer"),
@@ -117,7 +117,7 @@ def test_ranks_whose_layers_hold_other_things_are_told(rank: int, exchange: Exch
         (layers.Rescaling(factor), "argument `scale` of layer"),
         (layers.Lambda(lambda x: x - mean), "values that `function` uses"),
     ]
-    for layer, words in different:
+    for layer, words in cases:
         with pytest.raises(ValueError, match=rf'received others: .*{words}.*"{layer.name}"'):
             layer_state.check(model(layer))
     with pytest.raises(ValueError, match="expected the same layers on every rank"):
@@ -128,8 +128,8 @@ def test_ranks_whose_layers_hold_other_things_are_told(rank: int, exchange: Exch
     alike.adapt(ROWS)
     left = layers.Rescaling(2.0)
     left.last = tf.constant(rank)
-    drawn = keras.initializers.GlorotUniform(seed=rank)
-    dense = layers.Dense(1, kernel_initializer=drawn)
+    initializer = keras.initializers.GlorotUniform(seed=rank)
+    dense = layers.Dense(1, kernel_initializer=initializer)
     layer_state.check(model(alike, layers.Dropout(0.1, seed=rank), left, dense))
 
 
@@ -144,22 +144,22 @@ def test_fit_needs_adapted_layers_and_files_have_them(
         model.compile(optimizer or distributed, "mse")
         return model
 
-    x, own = ROWS[:12], shard(ROWS[:12])
+    x, part = ROWS[:12], shard(ROWS[:12])
     options: dict[str, Any] = {"batch_size": 12, "shuffle": False, "verbose": 0}
 
     def fit(layer: Any, epochs: int = 2) -> keras.Model:
         model = compiled(layer)
         backup = keras.callbacks.BackupAndRestore(shared_tmp_path / "b", delete_checkpoint=False)
         callbacks = [ringar.callbacks.Distributed(), backup]
-        model.fit(own, own[:, :1], epochs=epochs, callbacks=callbacks, **options)
+        model.fit(part, part[:, :1], epochs=epochs, callbacks=callbacks, **options)
         return model
 
     with pytest.raises(ValueError, match=rf"^rank {rank} .*ringar.data.adapt"):
-        fit(adapted(layers.Normalization(), own, own=True))
-    model = fit(adapted(layers.Normalization(), own, own=False))
-    alone = compiled(adapted(layers.Normalization(), x, own=True), keras.optimizers.SGD(0.1))
-    alone.fit(x, x[:, :1], epochs=2, **options)
-    np.testing.assert_allclose(np.asarray(model(ROWS)), np.asarray(alone(ROWS)), rtol=1e-4)
+        fit(adapted(layers.Normalization(), part, is_plain=True))
+    model = fit(adapted(layers.Normalization(), part, is_plain=False))
+    single = compiled(adapted(layers.Normalization(), x, is_plain=True), keras.optimizers.SGD(0.1))
+    single.fit(x, x[:, :1], epochs=2, **options)
+    np.testing.assert_allclose(np.asarray(model(ROWS)), np.asarray(single(ROWS)), rtol=1e-4)
     path = shared_tmp_path / "model.keras"
     if rank == 0:
         model.save(path)

@@ -40,10 +40,10 @@ def test_each_pixel_is_a_convolution_with_its_kernels(options: dict[str, Any]) -
         tape.watch(x)
         y = layer(x)
         loss = tf.reduce_sum(tf.sin(y))
-    mine = tape.gradient(loss, [x, *[w.value for w in layer.weights]])
+    gradients = tape.gradient(loss, [x, *[w.value for w in layer.weights]])
 
-    one = keras.layers.Conv2D(4, **options)
-    one.build(x.shape)
+    conv = keras.layers.Conv2D(4, **options)
+    conv.build(x.shape)
     kernel = layer.kernel.value
     total: Any = 0.0
     outputs = np.zeros(y.shape, "float32")
@@ -51,16 +51,16 @@ def test_each_pixel_is_a_convolution_with_its_kernels(options: dict[str, Any]) -
         tape.watch(x)
         for row, column in itertools.product(*map(range, kernel.shape[:2])):
             flat = kernel[row, column]
-            full = one.convolution_op(x, tf.reshape(flat, one.kernel.shape))[:, row, column]
+            full = conv.convolution_op(x, tf.reshape(flat, conv.kernel.shape))[:, row, column]
             if layer.bias is not None:
                 full = full + layer.bias.value[row, column]
-            full = one.activation(full)
+            full = conv.activation(full)
             outputs[:, row, column] = full
             total += tf.reduce_sum(tf.sin(full))
     np.testing.assert_allclose(y, outputs, atol=1e-5)
     expected = tape.gradient(total, [x, *[w.value for w in layer.weights]])
-    for its, other in zip(mine, expected, strict=True):
-        np.testing.assert_allclose(its, other, atol=1e-4)
+    for gradient, other in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(gradient, other, atol=1e-4)
 
 
 def test_equal_kernels_are_a_convolution() -> None:
@@ -95,8 +95,8 @@ def test_initial_weights_have_the_variance_of_a_convolution() -> None:
         conv = keras.layers.Conv2D(16, 3, kernel_initializer=initializer)
         layer.build((None, 12, 12, 8))
         conv.build((None, 12, 12, 8))
-        mine, expected = np.std(layer.kernel.numpy()), np.std(conv.kernel.numpy())
-        assert mine == pytest.approx(expected, rel=0.1), initializer
+        deviation, expected = np.std(layer.kernel.numpy()), np.std(conv.kernel.numpy())
+        assert deviation == pytest.approx(expected, rel=0.1), initializer
 
 
 def test_it_is_saved_and_loaded(tmp_path: Path) -> None:

@@ -24,22 +24,22 @@ def row(report: ringar.MemoryReport, shard: str | None, ranks: int) -> ringar.Me
 
 def test_bytes_are_those_of_the_formula() -> None:
     report = ringar.memory_report(model(), K.Adam(amsgrad=True), ranks=(1, 2, 4))
-    whole, trained = 4 * (7 * 10 + 10 + 33), 4 * 33
+    all_bytes, trained_bytes = 4 * (7 * 10 + 10 + 33), 4 * 33
     scalars = 8 + 4  # the number of steps and the learning rate
     assert len(report.rows) == 12
     for ranks, kernel, bias in ((1, 30, 3), (2, 15, 2), (4, 8, 1)):
         cut = 4 * (kernel + bias)
-        for shard, gradients in (("optimizer", trained), ("gradients", cut)):
-            its = row(report, shard, ranks)
-            expected = (whole, gradients, 3 * cut + scalars)
-            assert (its.weights, its.gradients, its.slots) == expected
-            assert its.activations is None
-            assert its.total == sum(expected)
-        its = row(report, "weights", ranks)
+        for shard, gradients in (("optimizer", trained_bytes), ("gradients", cut)):
+            entry = row(report, shard, ranks)
+            expected = (all_bytes, gradients, 3 * cut + scalars)
+            assert (entry.weights, entry.gradients, entry.slots) == expected
+            assert entry.activations is None
+            assert entry.total == sum(expected)
+        entry = row(report, "weights", ranks)
         # One layer is trained, and so gathered whole.
-        weights = whole if ranks == 1 else whole - trained + cut + trained
-        assert (its.weights, its.gradients, its.slots) == (weights, cut, 3 * cut + scalars)
-        assert row(report, None, ranks).slots == 3 * trained + scalars
+        weights = all_bytes if ranks == 1 else all_bytes - trained_bytes + cut + trained_bytes
+        assert (entry.weights, entry.gradients, entry.slots) == (weights, cut, 3 * cut + scalars)
+        assert row(report, None, ranks).slots == 3 * trained_bytes + scalars
     assert "gradients" in str(report)
     assert report.that_fit() == report.rows
 
@@ -59,11 +59,11 @@ def test_activations_are_measured() -> None:
     before = [np.array(w) for w in deep.get_weights()]
     report = ringar.memory_report(deep, "adam", np.ones((rows, width), np.float32), ranks=(1,))
     received = row(report, None, 1).activations
-    one = rows * width * 4
+    layer_bytes = rows * width * 4
     # The output of each layer is kept for the backward pass. What other tests have freed, and the
     # process has kept, is used first, and does not count.
     assert received is not None
-    assert 0.4 * layers * one < received < 4 * layers * one
+    assert 0.4 * layers * layer_bytes < received < 4 * layers * layer_bytes
     for a, b in zip(deep.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)
 

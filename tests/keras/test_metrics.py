@@ -170,13 +170,13 @@ def assert_same(received: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def test_that_all_metrics_of_keras_are_tried() -> None:
-    tried = {type(metric) for make in METRICS.values() for metric in make()}
-    every = {
+    tested_classes = {type(metric) for make in METRICS.values() for metric in make()}
+    classes = {
         value
         for name in dir(M)
         if isinstance(value := getattr(M, name), type) and issubclass(value, M.Metric)
     }
-    assert every - {M.Metric} == tried | {M.Sum, M.Mean}
+    assert classes - {M.Metric} == tested_classes | {M.Sum, M.Mean}
 
 
 @pytest.mark.ranks(2, 3, 4)
@@ -185,7 +185,7 @@ def test_all_metrics_of_keras(rank: int, size: int, exchange: Exchange) -> None:
     rows = [[7, 4], [3, 6], [1, 9], [8, 2]][:size]
     starts = np.cumsum([0, *(sum(sizes) for sizes in rows)])
     data = examples(int(starts[-1]))
-    own = part(data, slice(starts[rank], starts[rank + 1]))
+    shard = part(data, slice(starts[rank], starts[rank + 1]))
     # In the validation rank 1 has no batch.
     validation = [[5, 7, 3], [], [6], [2, 2]][:size]
     counts = [sum(sizes) for sizes in validation]
@@ -197,12 +197,12 @@ def test_all_metrics_of_keras(rank: int, size: int, exchange: Exchange) -> None:
     distributed = ringar.callbacks.Distributed()
     options: dict[str, Any] = {"verbose": 0, "callbacks": [distributed]}
     history = model.fit(
-        in_batches(own, rows[rank]),
+        in_batches(shard, rows[rank]),
         epochs=2,
         validation_data=in_batches(own_val, validation[rank]),
         **options,
     )
-    evaluated = model.evaluate(in_batches(own, rows[rank]), return_dict=True, **options)
+    evaluated = model.evaluate(in_batches(shard, rows[rank]), return_dict=True, **options)
     fresh = passing_model().evaluate(in_batches(own_val, validation[rank]), **options)
 
     of_all = in_batches(data, [*itertools.chain(*rows)])
@@ -227,25 +227,25 @@ def test_all_metrics_of_keras(rank: int, size: int, exchange: Exchange) -> None:
 def test_example_of_uneven_batches(rank: int, size: int) -> None:
     """100 examples, of which each rank evaluates a share in batches of 32."""
     data = common.regression(100)
-    own = part(data, slice(100 * rank // size, 100 * (rank + 1) // size))
+    shard = part(data, slice(100 * rank // size, 100 * (rank + 1) // size))
     model = common.dense_model()
     metrics = [M.RootMeanSquaredError(name="rmse"), M.F1Score(name="f1", average=None)]
     model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", metrics=metrics)
-    one = model.evaluate(*data, batch_size=32, verbose=0)
+    single = model.evaluate(*data, batch_size=32, verbose=0)
     options: dict[str, Any] = {"verbose": 0, "callbacks": [ringar.callbacks.Distributed()]}
-    received = model.evaluate(*own, batch_size=32, **options)
-    for value, expected in zip(received, one, strict=True):
+    received = model.evaluate(*shard, batch_size=32, **options)
+    for value, expected in zip(received, single, strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-6)
     # Kept as it was: Keras goes on with the state of this rank.
-    again = model.evaluate(*own, batch_size=32, verbose=0)
-    assert (again[0] == pytest.approx(one[0], rel=1e-6)) == (size == 1)
+    again = model.evaluate(*shard, batch_size=32, verbose=0)
+    assert (again[0] == pytest.approx(single[0], rel=1e-6)) == (size == 1)
 
 
 def test_training_as_in_one_process(rank: int, size: int) -> None:
     """Training with a second epoch that is evaluated, on ranks with other numbers of rows."""
     data, val = common.regression(48), common.regression(41)
     own_val = part(val, slice(41 * rank // size, 41 * (rank + 1) // size))
-    seen = []
+    histories = []
     for distributed in (False, True):
         model = common.dense_model()
         optimizer: Any = keras.optimizers.SGD(0.1)
@@ -260,8 +260,8 @@ def test_training_as_in_one_process(rank: int, size: int) -> None:
             callbacks=[ringar.callbacks.Distributed()] if distributed else [],
             verbose=0,
         )
-        seen.append({key: np.array(values) for key, values in history.history.items()})
-    assert_same(seen[1], seen[0])
+        histories.append({key: np.array(values) for key, values in history.history.items()})
+    assert_same(histories[1], histories[0])
 
 
 @pytest.mark.parametrize("jit_compile", [False, fast_if(False, True)])
@@ -342,11 +342,11 @@ class Named(keras.Sequential):
 
 def test_metrics_of_ones_own(rank: int, size: int, caplog: pytest.LogCaptureFixture) -> None:
     data = common.regression(6 * size + 5)
-    own = part(data, slice(6 * rank, None if rank == size - 1 else 6 * rank + 6))
+    shard = part(data, slice(6 * rank, None if rank == size - 1 else 6 * rank + 6))
     layers = common.dense_model().layers
     options: dict[str, Any] = {"verbose": 0, "callbacks": [ringar.callbacks.Distributed()]}
 
-    def evaluate(model: keras.Model, metrics: list[Any], where: Any = own) -> dict[str, Any]:
+    def evaluate(model: keras.Model, metrics: list[Any], where: Any = shard) -> dict[str, Any]:
         model.compile(loss="mse", metrics=metrics or None)
         return model.evaluate(*where, return_dict=True, **options)
 
@@ -381,12 +381,12 @@ def test_metrics_of_ones_own(rank: int, size: int, caplog: pytest.LogCaptureFixt
 def test_ranks_of_a_model_group_have_the_same_examples() -> None:
     grid = ringar.parallel.Grid(model=2)
     data = common.regression(5 * grid.data)
-    own = part(data, slice(5 * grid.group, 5 * grid.group + 5))
+    shard = part(data, slice(5 * grid.group, 5 * grid.group + 5))
     model = common.dense_model()
     optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.1), grid=grid)
     model.compile(optimizer, "mse", metrics=[Largest()])
     received = model.evaluate(
-        *own, return_dict=True, verbose=0, callbacks=[ringar.callbacks.Distributed()]
+        *shard, return_dict=True, verbose=0, callbacks=[ringar.callbacks.Distributed()]
     )
     assert received["rows"] == 5 * grid.data
     grid.close()

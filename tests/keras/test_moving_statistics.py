@@ -25,8 +25,8 @@ class Peek(keras.callbacks.Callback):
     def _keep(self, when: str) -> None:
         norm = self.model.get_layer("norm")
         variables = (norm.moving_mean, norm.moving_variance)
-        seen = [keras.ops.convert_to_numpy(variable) for variable in variables]
-        setattr(self, when, np.stack(seen).astype(np.float64))
+        values = [keras.ops.convert_to_numpy(variable) for variable in variables]
+        setattr(self, when, np.stack(values).astype(np.float64))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._keep("trained")
@@ -73,12 +73,12 @@ def test_all_ranks_evaluate_and_save_the_same(
     np.testing.assert_allclose(peek.saved, expected, rtol=1e-5)
     if validates:
         np.testing.assert_array_equal(peek.validated, peek.saved)
-    assert len({one.tobytes() for one in exchange(peek.saved)}) == 1
+    assert len({state.tobytes() for state in exchange(peek.saved)}) == 1
     # What is equal on all ranks stays as it is, and seeds stay each rank's own.
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(frozen.kernel), kernel)
     assert len(set(exchange(common.digest(model)))) == 1
     seed = keras.ops.convert_to_numpy(model.get_layer("dropout").seed_generator.state).tolist()
-    assert len({str(one) for one in exchange(seed)}) == size
+    assert len({str(state) for state in exchange(seed)}) == size
 
 
 class Memory(keras.layers.Layer):
@@ -153,8 +153,8 @@ def test_weights_that_no_gradient_changes_follow_their_rules(
     of_ranks = fit(epochs=2, combine=RULES)
     assert memory.rows.numpy() == 8 * 2 * (1 + 2 * size), "counted twice, or not at all"
     assert memory.steps.numpy() == 6, "one process takes as many steps as the longest rank"
-    own = np.array_split(np.arange(7), size)
-    queue = np.concatenate([of_ranks[r]["queue"][own[r]] for r in range(size)])
+    entries = np.array_split(np.arange(7), size)
+    queue = np.concatenate([of_ranks[r]["queue"][entries[r]] for r in range(size)])
     np.testing.assert_array_equal(memory.queue.numpy(), queue)
     assert memory.least.numpy() == of_ranks[rank]["least"]
     mean = np.mean([values["average"] for values in of_ranks])
@@ -166,13 +166,13 @@ def test_weights_that_no_gradient_changes_follow_their_rules(
 
 def test_statistics_of_a_cut_layer_stay_those_of_its_part(exchange: Exchange, size: int) -> None:
     grid = ringar.parallel.Grid(model=size if size % 2 else 2)
-    own = keras.Variable(np.full(3, grid.part + grid.group / 2, np.float32), trainable=False)
-    whole = keras.Variable(np.full(2, ringar.rank(), np.float32), trainable=False)
+    part = keras.Variable(np.full(3, grid.part + grid.group / 2, np.float32), trainable=False)
+    replica = keras.Variable(np.full(2, ringar.rank(), np.float32), trainable=False)
 
     class Holder(keras.layers.Layer):
         def __init__(self) -> None:
             super().__init__()
-            self.own, self.whole, self.built = own, whole, True
+            self.part, self.replica, self.built = part, replica, True
 
         def call(self, x: tf.Tensor) -> tf.Tensor:
             return x
@@ -180,11 +180,11 @@ def test_statistics_of_a_cut_layer_stay_those_of_its_part(exchange: Exchange, si
     from ringar.keras import moving_statistics
     from ringar.sharding import cut
 
-    cut.mark(own, cut.Cut(0, grid))
+    cut.mark(part, cut.Cut(0, grid))
     moving_statistics.Combination("mean").combine(keras.Sequential([Holder()]))
     mean_group = (grid.data - 1) / 4
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(own), grid.part + mean_group)
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(whole), (size - 1) / 2)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(part), grid.part + mean_group)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(replica), (size - 1) / 2)
     grid.close()
 
     if "renorm" not in inspect.signature(keras.layers.BatchNormalization).parameters:

@@ -17,12 +17,13 @@ from ringar.errors import UnsupportedError
 from ringar.keras.zero.offload import OnDiskSlot
 from tests.keras import common
 from tests.keras.test_sharded import OPTIMIZERS, variables
-from tests.keras.test_sharded_files import assert_same, state
+from tests.keras.test_sharded_files import Stop, assert_same, state, train
 from tests.plugin import fast_if
 
 pytestmark = pytest.mark.usefixtures("initialized")
 
 K = keras.optimizers
+STEPS = 3
 FAST = ("momentum", "AdamW", "Ftrl", "averages", "accumulation")
 
 
@@ -30,29 +31,29 @@ def trained(
     rank: int, names: Any, steps: int = 6, eagerly: bool = False, **options: Any
 ) -> dict[str, list[np.ndarray]]:
     """Train variables by each optimizer, all in one graph; return values and slots."""
-    own = {name: variables(name) for name in names}
-    made = {
+    groups = {name: variables(name) for name in names}
+    optimizers = {
         name: ringar.DistributedOptimizer(OPTIMIZERS[name](), shard="optimizer", **options)
         for name in names
     }
-    for name, its in own.items():
-        made[name].build(its)
-        has_slots = len(made[name].variables) > 2  # not only the learning rate, and a count
+    for name, weights in groups.items():
+        optimizers[name].build(weights)
+        has_slots = len(optimizers[name].variables) > 2  # not only the learning rate, and a count
         assert (has_slots and options.get("offload") == "disk") == any(
-            isinstance(slot, OnDiskSlot) for slot in made[name].variables
+            isinstance(slot, OnDiskSlot) for slot in optimizers[name].variables
         )
 
     def step(number: tf.Tensor) -> None:
-        for name, its in own.items():
-            gradients = [tf.sin(v.value * float(rank + 1) + number) for v in its]
-            made[name].apply(gradients, its)
+        for name, weights in groups.items():
+            gradients = [tf.sin(v.value * float(rank + 1) + number) for v in weights]
+            optimizers[name].apply(gradients, weights)
 
     take = step if eagerly else tf.function(step, autograph=False)
     for number in range(steps):
         take(tf.constant(float(number)))
     return {
-        name: [np.asarray(v.numpy()) for v in [*its, *made[name].variables]]
-        for name, its in own.items()
+        name: [np.asarray(v.numpy()) for v in [*weights, *optimizers[name].variables]]
+        for name, weights in groups.items()
     }
 
 
@@ -79,14 +80,8 @@ def fitted(**options: Any) -> keras.Model:
     model = common.dense_model()
     adam = K.Adam(0.01, use_ema=True)
     model.compile(ringar.DistributedOptimizer(adam, shard="optimizer", **options), "mse")
-    fit(model)
+    train(model, STEPS)
     return model
-
-
-def fit(model: keras.Model, *callbacks: Any, epochs: int = 1, seed: int = 7) -> None:
-    data = common.own_batches(common.regression(3 * common.GLOBAL_BATCH, seed))
-    callbacks = (ringar.callbacks.Distributed(), *callbacks)
-    model.fit(data, epochs=epochs, verbose=0, callbacks=callbacks)
 
 
 def test_files_are_those_of_slots_in_memory(
@@ -100,35 +95,29 @@ def test_files_are_those_of_slots_in_memory(
     assert os.listdir(shared_tmp_path) == ["model.keras"]  # files of slots have no names
     again = ringar.load_model(file, shard="optimizer", offload="disk")  # whose slots exist
     for model in (cut, again, plain):
-        fit(model, seed=9)
+        train(model, STEPS, seed=9)
     assert_same(state(cut), state(plain))
     assert_same(state(again), state(plain))
     exchange("done")
 
 
-class Stop(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 0:
-            raise KeyboardInterrupt
-
-
 def test_backup_resumes_bit_for_bit(
     shared_tmp_path: Path, rank: int, exchange: Callable[[Any], Any]
 ) -> None:
-    def made() -> keras.Model:
+    def build() -> keras.Model:
         model = common.dense_model()
         adam = ringar.DistributedOptimizer(K.Adam(0.01), shard="gradients", offload="disk")
         model.compile(adam, "mse")
         return model
 
-    whole, stopped, resumed = made(), made(), made()
-    fit(whole, epochs=2)
+    uninterrupted, interrupted, resumed = build(), build(), build()
+    train(uninterrupted, STEPS, epochs=2)
     backup = keras.callbacks.BackupAndRestore(shared_tmp_path / str(rank), delete_checkpoint=False)
     with pytest.raises(KeyboardInterrupt):
-        fit(stopped, backup, Stop(), epochs=2)
+        train(interrupted, STEPS, epochs=2, callbacks=[backup, Stop(0)])
     exchange("stopped")
-    fit(resumed, backup, epochs=2)
-    assert_same(state(resumed), state(whole))
+    train(resumed, STEPS, epochs=2, callbacks=[backup])
+    assert_same(state(resumed), state(uninterrupted))
     exchange("done")
 
 
@@ -145,10 +134,10 @@ def test_a_folder_that_cannot_be_written_is_an_error_on_all_ranks(
     model = common.dense_model()
     model.compile(ringar.DistributedOptimizer(K.Adam(0.01), **options), "mse")
     before = common.values(model)
-    told = rf"(?s)rank {rank} \| .*with room for .*No such file.*\(rank {size - 1}\); make room"
+    message = rf"(?s)rank {rank} \| .*with room for .*No such file.*\(rank {size - 1}\); make room"
     for _ in range(2):  # this optimizer has no slots, whatever has become of the folder
-        with pytest.raises(OSError, match=told):
-            fit(model)
+        with pytest.raises(OSError, match=message):
+            train(model, STEPS)
         assert_same(common.values(model), before)
         folder.mkdir(exist_ok=True)
         model.compile(model.optimizer, "mse")
@@ -160,7 +149,7 @@ def test_compiled_steps_are_refused_before_training(rank: int) -> None:
     model.compile(adam, "mse", jit_compile=True)
     before = common.values(model)
     with pytest.raises(UnsupportedError, match=rf"rank {rank} \| .*Pass jit_compile=False"):
-        fit(model)
+        train(model, STEPS)
     assert_same(common.values(model), before)
 
 

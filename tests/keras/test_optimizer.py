@@ -135,7 +135,7 @@ def test_compression_and_factors(rank: int, size: int) -> None:
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "phrase"),
     [
         ({}, " postscale=0.5 shares="),
         ({"compression": ringar.Compression.fp16}, " wire=float16 shares="),
@@ -143,14 +143,14 @@ def test_compression_and_factors(rank: int, size: int) -> None:
         ({"algorithm": "ring"}, " algorithm=ring shares="),
     ],
 )
-def test_collectives_are_told(options: dict[str, Any], said: str) -> None:
+def test_collectives_are_told(options: dict[str, Any], phrase: str) -> None:
     variable = keras.Variable(np.zeros(3, "float32"))
     optimizer = ringar.DistributedOptimizer(SGD(1.0), **options)
     optimizer.build([variable])
     step = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
     graph = step.get_concrete_function(tf.TensorSpec([3], tf.float32)).graph
     (call,) = (op for op in graph.get_operations() if "Ringar" in op.type)
-    assert said in call.get_attr("spec").decode()
+    assert phrase in call.get_attr("spec").decode()
     assert call.inputs[0].dtype == tf.float32
 
 
@@ -160,7 +160,7 @@ def test_gradient_of_unknown_rank(op: str, rank: int, size: int) -> None:
     of_ops = {"average": ringar.Average, "sum": ringar.Sum}
     optimizer = ringar.DistributedOptimizer(SGD(1.0), op=of_ops[op])
     optimizer.build(variables)
-    step = tf.function(lambda one: optimizer.apply([one, tf.ones([4])], variables))
+    step = tf.function(lambda gradient: optimizer.apply([gradient, tf.ones([4])], variables))
     step.get_concrete_function(tf.TensorSpec(None, tf.float32))(tf.fill([2, 3], float(rank)))
     factor = size if op == "sum" else 1
     np.testing.assert_allclose(variables[0], np.full((2, 3), -factor * (size - 1) / 2))

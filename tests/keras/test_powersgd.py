@@ -31,9 +31,10 @@ MODES: dict[str, Callable[[Any], Any]] = {
 def gradients(step: int, rank: int, dtype: str = "float32") -> list[np.ndarray]:
     """A rank's gradients in a step, which every rank can compute: a common part and its own."""
     shared = np.random.default_rng(step // 2)
-    own = np.random.default_rng([step, rank])
+    noise = np.random.default_rng([step, rank])
     return [
-        (shared.normal(size=shape) + 0.5 * own.normal(size=shape)).astype(dtype) for shape in SHAPES
+        (shared.normal(size=shape) + 0.5 * noise.normal(size=shape)).astype(dtype)
+        for shape in SHAPES
     ]
 
 
@@ -53,9 +54,9 @@ class Reference:
             deltas = [d + e for d, e in zip(deltas, self.errors, strict=True)]
         p = np.mean([delta @ self.q for delta in deltas], axis=0)
         p, _ = np.linalg.qr(p)
-        own = [delta.T @ p for delta in deltas]
-        self.errors = [d - p @ q.T for d, q in zip(deltas, own, strict=True)]
-        self.q = np.mean(own, axis=0)
+        factors = [delta.T @ p for delta in deltas]
+        self.errors = [d - p @ q.T for d, q in zip(deltas, factors, strict=True)]
+        self.q = np.mean(factors, axis=0)
         return (p @ self.q.T).reshape(gradients[0].shape)
 
 
@@ -142,14 +143,14 @@ def test_every_component_is_applied_in_the_end(feedback: bool, rank: int, size: 
     """With the same gradients in each step; without the errors most of them never arrive."""
     settings = PowerSGD(rank=1, error_feedback=feedback)
     optimizer = ringar.DistributedOptimizer(SGD(1.0), compression=settings)
-    own = np.random.default_rng(rank).normal(size=(12, 10)).astype("float32")
+    gradient = np.random.default_rng(rank).normal(size=(12, 10)).astype("float32")
     mean = np.mean([np.random.default_rng(r).normal(size=(12, 10)) for r in range(size)], axis=0)
-    variable = keras.Variable(np.zeros_like(own))
+    variable = keras.Variable(np.zeros_like(gradient))
     steps = 200
     for _ in range(steps):
-        optimizer.apply([tf.constant(own)], [variable])
-    missing = np.linalg.norm(-np.asarray(variable) / steps - mean) / np.linalg.norm(mean)
-    assert missing < 0.1 if feedback else missing > 0.5
+        optimizer.apply([tf.constant(gradient)], [variable])
+    shortfall = np.linalg.norm(-np.asarray(variable) / steps - mean) / np.linalg.norm(mean)
+    assert shortfall < 0.1 if feedback else shortfall > 0.5
 
 
 @pytest.mark.ranks(2, 4)
@@ -161,10 +162,10 @@ def test_bytes_are_those_of_the_formula() -> None:
     step = tf.function(lambda *grads: optimizer.apply(grads, variables))
     graph = step.get_concrete_function(*[tf.TensorSpec(s, tf.float32) for s in SHAPES]).graph
     calls = [op for op in graph.get_operations() if op.type.startswith("RingarAllreduce")]
-    sent = sum(tensor.shape.num_elements() * 4 for op in calls for tensor in op.inputs)
+    sent_bytes = sum(tensor.shape.num_elements() * 4 for op in calls for tensor in op.inputs)
     control = 12  # bytes in front of the bucket (ringar.collectives.shares)
-    assert sent - control == settings.sent_bytes(SHAPES)
-    assert sent < sum(4 * v.value.shape.num_elements() for v in variables) / 2
+    assert sent_bytes - control == settings.sent_bytes(SHAPES)
+    assert sent_bytes < sum(4 * v.value.shape.num_elements() for v in variables) / 2
     specs = [op.get_attr("spec").decode() for op in calls]
     assert [spec.split("name=gradients/")[1] for spec in specs] == [
         "bucket_0:5-4,2",
@@ -224,11 +225,11 @@ def test_loss_scale_and_overflow_leave_the_state_right(inside: bool, rank: int, 
     for step in range(8):
         scales.append(common.number(optimizer.dynamic_scale))
         overflows = {3: 0, 5: 2}.get(step)  # of a matrix, then of a vector, which has no state
-        own = [g * scales[-1] for g in gradients(step, rank)]
+        scaled_gradients = [g * scales[-1] for g in gradients(step, rank)]
         if overflows is not None and rank == size - 1:
-            own[overflows][..., 0] = np.inf
+            scaled_gradients[overflows][..., 0] = np.inf
         before = [np.asarray(v) for v in variables]
-        apply(*[tf.constant(g, tf.float32) for g in own])
+        apply(*[tf.constant(g, tf.float32) for g in scaled_gradients])
         updates = applied(variables, before)
         for place, update in enumerate(updates):
             if overflows is not None:

@@ -46,9 +46,9 @@ class Batches(keras.utils.PyDataset):
 
 def assert_same(received: Any, expected: Any) -> None:
     tf.nest.assert_same_structure(received, expected)
-    for one, other in zip(tf.nest.flatten(received), tf.nest.flatten(expected), strict=True):
-        assert one.dtype == other.dtype
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    for result, answer in zip(tf.nest.flatten(received), tf.nest.flatten(expected), strict=True):
+        assert result.dtype == answer.dtype
+        np.testing.assert_allclose(result, answer, rtol=1e-6, atol=1e-6)
 
 
 @pytest.fixture(params=[1, 3], ids=["one batch a step", "three batches a step"])
@@ -70,8 +70,8 @@ def test_kinds_of_data(steps: int, model: keras.Model, size: int, rank: int) -> 
     for kind, data in kinds.items():
         print(kind)
         assert_same(ringar.predict(model, data, batch_size=4), expected)
-    unknown = kinds["dataset of unknown length"]
-    for data in (inputs(), unknown):
+    uncounted_batches = kinds["dataset of unknown length"]
+    for data in (inputs(), uncounted_batches):
         received = ringar.predict(model, data, root_rank=size - 1)
         if rank == size - 1:
             assert_same(received, expected)
@@ -98,11 +98,11 @@ def test_data_that_do_not_fit(model: keras.Model, rank: int, size: int) -> None:
     with pytest.raises(ValueError, match=r"`root_rank` must be one of the ranks"):
         ringar.predict(model, inputs(), root_rank=size)
     if size > 1:
-        more = 12 * (rank == 1)
+        surplus = 12 * (rank == 1)
         with pytest.raises(ValueError, match=r"same length .* 23 rows \(rank 0\), 35 rows"):
-            ringar.predict(model, inputs(ROWS + more))
+            ringar.predict(model, inputs(ROWS + surplus))
         with pytest.raises(ValueError, match=r"same length .*batches of its share \(rank 1"):
-            ringar.predict(model, batches(ROWS + 8 * more).filter(lambda *_: True))
+            ringar.predict(model, batches(ROWS + 8 * surplus).filter(lambda *_: True))
 
 
 class Repeated(keras.Sequential):
@@ -139,8 +139,8 @@ def test_rank_that_raises(model: keras.Model, rank: int, size: int) -> None:
             return super().__getitem__(index)
 
     # Keras reads a PyDataset through tf.data, except its first batch; tf.data has its own error.
-    own = (OSError, tf.errors.UnknownError)
-    error = own if rank == size - 1 else ringar.errors.RankError
+    causes = (OSError, tf.errors.UnknownError)
+    error = causes if rank == size - 1 else ringar.errors.RankError
     with pytest.raises(error, match="no such batch"):
         ringar.predict(model, Broken())
     with pytest.raises(

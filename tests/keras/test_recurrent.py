@@ -37,15 +37,15 @@ serial_or_scan = pytest.mark.parametrize(
 
 
 def build(
-    kind: str, units: int = 5, *, features: int = 3, options: Any = None, **own: Any
+    kind: str, units: int = 5, *, features: int = 3, options: Any = None, **options_of_ringar: Any
 ) -> tuple[Any, Any]:
     """Keras' layer and ringar's, with the same weights, none of them 0."""
     options = options or {}
     peer, layer = PAIRS[kind]
-    pair = peer(units, **options), layer(units, **options, **own)
+    pair = peer(units, **options), layer(units, **options, **options_of_ringar)
     rng = np.random.default_rng(units)
-    for one in pair:
-        one.build((4 if one.stateful else None, None, features))
+    for member in pair:
+        member.build((4 if member.stateful else None, None, features))
     scale = 1 / np.sqrt(units + features)
     pair[0].set_weights([scale * rng.normal(size=w.shape) for w in pair[0].get_weights()])
     pair[1].set_weights(pair[0].get_weights())
@@ -83,13 +83,13 @@ def _weighed(output: tf.Tensor, index: int) -> tf.Tensor:
     return tf.cast(tf.reduce_sum(tf.cast(output, tf.float64) * factors), tf.float64)
 
 
-def assert_same(found: list[Any], expected: list[Any], tolerance: float = 1e-4) -> None:
-    assert len(found) == len(expected)
-    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
-        one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
-        assert one.shape == other.shape
+def assert_same(received: list[Any], expected: list[Any], tolerance: float = 1e-4) -> None:
+    assert len(received) == len(expected)
+    for index, (result, other) in enumerate(zip(received, expected, strict=True)):
+        result, other = np.asarray(result, np.float64), np.asarray(other, np.float64)
+        assert result.shape == other.shape
         scale = max(1e-3, np.abs(other).max(initial=0.0))
-        assert np.abs(one - other).max(initial=0.0) <= tolerance * scale, f"result {index}"
+        assert np.abs(result - other).max(initial=0.0) <= tolerance * scale, f"result {index}"
 
 
 @pytest.mark.parametrize("way", ["eager", "function", "asked for later"])
@@ -97,7 +97,7 @@ def assert_same(found: list[Any], expected: list[Any], tolerance: float = 1e-4) 
 def test_gradients_of_weights_without_those_of_inputs(kind: str, way: str) -> None:
     pair = build(kind, 20, features=40)
     x = sequences(3, 6, 40)
-    found = []
+    gradients = []
     for layer in pair:
 
         def run(x: tf.Tensor, layer: Any = layer) -> tuple[Any, Any]:
@@ -112,11 +112,11 @@ def test_gradients_of_weights_without_those_of_inputs(kind: str, way: str) -> No
             with tf.GradientTape() as tape:
                 tape.watch(x)
                 loss, weights = function(x)
-            found.append([loss, *weights, tape.gradient(loss, x)])
+            gradients.append([loss, *weights, tape.gradient(loss, x)])
         else:
             loss, weights = function(x)
-            found.append([loss, *weights])
-    for expected, received in zip(*found, strict=True):
+            gradients.append([loss, *weights])
+    for expected, received in zip(*gradients, strict=True):
         np.testing.assert_allclose(received, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -155,8 +155,8 @@ def test_masks(kind: str, backward: Any, zero: bool) -> None:
     for sequences_out in (False, True):
         options = {"return_sequences": sequences_out, "return_state": True}
         peer, layer = build(kind, options=options, backward=backward)
-        for one in (peer, layer):
-            one.zero_output_for_mask = zero
+        for member in (peer, layer):
+            member.zero_output_for_mask = zero
         call = {"mask": tf.constant(mask), "initial_state": initial}
         assert_same(results(layer, x, **call), results(peer, x, **call))
 
@@ -214,8 +214,8 @@ def test_states_may_be_kept(kind: str) -> None:
     pair = build(kind, options={"stateful": True})
     x = sequences(4, 6)
     outputs = []
-    for one in pair:
-        model = keras.Sequential([keras.Input(batch_shape=(4, 6, 3)), one])
+    for member in pair:
+        model = keras.Sequential([keras.Input(batch_shape=(4, 6, 3)), member])
         outputs.append([model.predict(x, verbose=0, batch_size=4) for _ in range(3)])
     np.testing.assert_allclose(outputs[0], outputs[1], atol=1e-5)
     assert np.abs(outputs[0][0] - outputs[0][1]).max() > 1e-3
@@ -283,8 +283,8 @@ def test_weights_and_models_are_saved(kind: str, tmp_path: Path) -> None:
     assert (loaded.layers[0].backward, loaded.layers[0].threads) == (backward, 2)
     assert_same([loaded(x)], [peer(x)])
     fresh = build(kind, 5)
-    for one in fresh:
-        one.set_weights([0 * weight for weight in one.get_weights()])
+    for member in fresh:
+        member.set_weights([0 * weight for weight in member.get_weights()])
     for source, target in ((layer, fresh[0]), (peer, fresh[1])):
         keras.Sequential([keras.Input((6, 3)), source]).save_weights(tmp_path / "a.weights.h5")
         other = keras.Sequential([keras.Input((6, 3)), target])
@@ -316,9 +316,9 @@ def test_threads_change_nothing_but_rounding(kind: str) -> None:
     ],
 )
 def test_bad_arguments_are_refused(kind: str, options: dict[str, Any], text: str) -> None:
-    known = {"SimpleRNN": set(), "GRU": {"reset_after", "recurrent_activation"}}
-    known["LSTM"] = {"recurrent_activation"}
-    if {"reset_after", "recurrent_activation"} & options.keys() - known[kind]:
+    extra_options = {"SimpleRNN": set(), "GRU": {"reset_after", "recurrent_activation"}}
+    extra_options["LSTM"] = {"recurrent_activation"}
+    if {"reset_after", "recurrent_activation"} & options.keys() - extra_options[kind]:
         pytest.skip(f"no argument of {kind}")
     with pytest.raises(ValueError, match=text):
         PAIRS[kind][1](4, **options)
@@ -366,13 +366,13 @@ def test_each_state_of_an_lstm_has_a_gradient() -> None:
         options = {"return_sequences": sequences_out, "return_state": True}
         peer, layer = build("LSTM", options=options)
         for index in range(3):
-            found = []
-            for one in (layer, peer):
+            gradients = []
+            for member in (layer, peer):
                 with tf.GradientTape() as tape:
                     tape.watch([x, *initial])
-                    loss = tf.reduce_sum(tf.sin(one(x, initial_state=initial)[index]))
-                found.append(tape.gradient(loss, [x, *initial]))
-            assert_same(found[0], found[1], 1e-5)
+                    loss = tf.reduce_sum(tf.sin(member(x, initial_state=initial)[index]))
+                gradients.append(tape.gradient(loss, [x, *initial]))
+            assert_same(gradients[0], gradients[1], 1e-5)
 
 
 def test_gradients_of_an_lstm_are_what_finite_differences_say() -> None:

@@ -28,12 +28,12 @@ kinds = pytest.mark.parametrize("kind", PAIRS)
 ways = pytest.mark.parametrize("way", ["eager", "graph"])
 
 
-def whole(size: int, dtype: str = "float64") -> np.ndarray:
+def sequences_of(size: int, dtype: str = "float64") -> np.ndarray:
     shape = (BATCH, sum(LENGTHS[:size]), FEATURES)
     return np.random.default_rng(0).normal(size=shape).astype(dtype)
 
 
-def own(array: np.ndarray, rank: int, size: int) -> Any:
+def part_of(array: np.ndarray, rank: int, size: int) -> Any:
     return np.split(array, np.cumsum(LENGTHS[:size])[:-1], axis=1)[rank]
 
 
@@ -44,8 +44,8 @@ def layers_of(kind: str, dtype: str = "float64", **options: Any) -> tuple[Any, A
     )
     layer = PAIRS[kind][1](UNITS, dtype=dtype, process_set=ringar.global_process_set, **options)
     rng = np.random.default_rng(1)
-    for one in (peer, layer):
-        one.build((None, None, FEATURES))
+    for member in (peer, layer):
+        member.build((None, None, FEATURES))
     peer.set_weights([0.5 * rng.normal(size=weight.shape) for weight in peer.get_weights()])
     layer.set_weights(peer.get_weights())
     return peer, layer
@@ -66,8 +66,8 @@ def gradients(layer: Any, x: Any, factors: Any, initial: Any, way: str) -> list[
     return (run if way == "eager" else tf.function(run))(x, initial)
 
 
-def assert_close(found: Any, expected: Any) -> None:
-    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-9)
+def assert_close(received: Any, expected: Any) -> None:
+    np.testing.assert_allclose(received, expected, rtol=1e-8, atol=1e-9)
 
 
 @kinds
@@ -81,49 +81,49 @@ def assert_close(found: Any, expected: Any) -> None:
 )
 def test_states_of_all_steps(kind: str, way: str, backward: str, rank: int, size: int) -> None:
     peer, layer = layers_of(kind, return_sequences=True, backward=backward)
-    x = whole(size)
+    x = sequences_of(size)
     factors = np.random.default_rng(2).normal(size=(*x.shape[:2], UNITS))
     initial = np.full((BATCH, UNITS), 0.3)
     outputs, d_x, d_initial, *d_weights = gradients(peer, x, factors, initial, "eager")
-    found = gradients(layer, own(x, rank, size), own(factors, rank, size), initial, way)
-    assert_close(found[0], own(outputs.numpy(), rank, size))
-    assert_close(found[1], own(d_x.numpy(), rank, size))
-    assert_close(found[2], d_initial if rank == 0 else np.zeros_like(d_initial))
-    for mine, expected in zip(found[3:], d_weights, strict=True):
-        assert_close(ringar.allreduce(mine, op=ringar.Sum), expected)
+    received = gradients(layer, part_of(x, rank, size), part_of(factors, rank, size), initial, way)
+    assert_close(received[0], part_of(outputs.numpy(), rank, size))
+    assert_close(received[1], part_of(d_x.numpy(), rank, size))
+    assert_close(received[2], d_initial if rank == 0 else np.zeros_like(d_initial))
+    for gradient, expected in zip(received[3:], d_weights, strict=True):
+        assert_close(ringar.allreduce(gradient, op=ringar.Sum), expected)
 
 
 @kinds
 @ways
 def test_the_last_state_is_everybodys(kind: str, way: str, rank: int, size: int) -> None:
     peer, layer = layers_of(kind)
-    x = whole(size)
+    x = sequences_of(size)
     factors = np.random.default_rng(2).normal(size=(BATCH, UNITS))
     initial = np.full((BATCH, UNITS), 0.3)
     outputs, d_x, _, *d_weights = gradients(peer, x, factors, initial, "eager")
-    found = gradients(layer, own(x, rank, size), factors, initial, way)
-    assert_close(found[0], outputs)
+    received = gradients(layer, part_of(x, rank, size), factors, initial, way)
+    assert_close(received[0], outputs)
     # All ranks have the same loss: what comes back is that of all of them, for an average.
-    assert_close(found[1], size * own(d_x.numpy(), rank, size))
-    for mine, expected in zip(found[3:], d_weights, strict=True):
-        assert_close(ringar.allreduce(mine, op=ringar.Average), expected)
+    assert_close(received[1], size * part_of(d_x.numpy(), rank, size))
+    for gradient, expected in zip(received[3:], d_weights, strict=True):
+        assert_close(ringar.allreduce(gradient, op=ringar.Average), expected)
 
 
 @kinds
 def test_training_is_that_of_one_process(kind: str, rank: int, size: int) -> None:
-    x = whole(size, "float32")
+    x = sequences_of(size, "float32")
     y = x.sum(axis=(1, 2))
     losses = []
     for layer in layers_of(kind, "float32"):
         keras.utils.set_random_seed(3)
         cut = isinstance(layer, PAIRS[kind][1])
-        mine = own(x, rank, size) if cut else x
-        model = keras.Sequential([keras.Input(mine.shape[1:]), layer, keras.layers.Dense(1)])
+        part = part_of(x, rank, size) if cut else x
+        model = keras.Sequential([keras.Input(part.shape[1:]), layer, keras.layers.Dense(1)])
         optimizer = keras.optimizers.SGD(0.05)
         model.compile(
             ringar.DistributedOptimizer(optimizer) if cut else optimizer, "mse", jit_compile=False
         )
-        history = model.fit(mine, y, batch_size=BATCH, epochs=6, shuffle=False, verbose=0)
+        history = model.fit(part, y, batch_size=BATCH, epochs=6, shuffle=False, verbose=0)
         losses.append(history.history["loss"])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
     assert losses[0][-1] < losses[0][0]
@@ -137,9 +137,9 @@ def test_a_process_set_may_have_another_order(rank: int, size: int) -> None:
         if rank in members:
             peer, layer = layers_of("SimpleRNN")
             layer.process_set = ranks
-            x = whole(2)
+            x = sequences_of(2)
             expected = peer(x)
-            assert_close(layer(own(x, ranks.rank(), 2)), expected)
+            assert_close(layer(part_of(x, ranks.rank(), 2)), expected)
     finally:
         ringar.remove_process_set(ranks)
 

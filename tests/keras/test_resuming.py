@@ -96,12 +96,12 @@ def make_model(rank: int) -> keras.Model:
 
 
 @functools.cache
-def whole(save_freq: Any = "epoch") -> tuple[Any, Any]:
+def uninterrupted(save_freq: Any = "epoch") -> tuple[Any, Any]:
     """A run that nothing interrupts, without a backup."""
     return train(None, save_freq)
 
 
-def train(folder: Path | None, save_freq: Any, crash: int = 0, more: Any = ()) -> tuple[Any, Any]:
+def train(folder: Path | None, save_freq: Any, crash: int = 0, extras: Any = ()) -> tuple[Any, Any]:
     """Train on shuffled data; return the digest of all state, and the history."""
     rank = ringar.rank()
     model = make_model(rank)
@@ -112,14 +112,14 @@ def train(folder: Path | None, save_freq: Any, crash: int = 0, more: Any = ()) -
         data = {"x": examples.batch(8).repeat(), "steps_per_epoch": STEPS}
         model.steps_per_execution = 2
     if folder is not None:
-        more = [*more, keras.callbacks.BackupAndRestore(folder / "backup", save_freq=save_freq)]
+        extras = [*extras, keras.callbacks.BackupAndRestore(folder / "backup", save_freq=save_freq)]
     callbacks = [
         keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=1.0, cooldown=1),
         keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
         Crash(crash),
         ringar.callbacks.Distributed(),
         Decay(),
-        *more,
+        *extras,
     ]
     random.Random(str(folder)).shuffle(callbacks)
     history = model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=callbacks)
@@ -131,7 +131,7 @@ def train(folder: Path | None, save_freq: Any, crash: int = 0, more: Any = ()) -
 def test_interrupted_run_ends_as_one_that_was_not(
     save_freq: Any, shared_tmp_path: Path, size: int
 ) -> None:
-    expected, history = whole(save_freq)
+    expected, history = uninterrupted(save_freq)
     draw = random.Random(f"{save_freq} {size}")
     folder = shared_tmp_path / "crashed"
     with pytest.raises(CrashError):
@@ -181,13 +181,13 @@ def test_interrupted_run_on_a_grid(shared_tmp_path: Path, rank: int, exchange: E
 def test_crash_while_a_file_is_written(
     shared_tmp_path: Path, rank: int, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, _ = whole()
-    written = 0
+    expected, _ = uninterrupted()
+    file_count = 0
 
     def replace(source: str, target: str) -> None:
-        nonlocal written
-        written += target.endswith(".h5")
-        if written == 3:
+        nonlocal file_count
+        file_count += target.endswith(".h5")
+        if file_count == 3:
             raise OSError(28, "No space left on device")
         real(source, target)
 
@@ -203,11 +203,11 @@ def test_crash_while_a_file_is_written(
 def test_signal_saves_and_stops_all_ranks(
     shared_tmp_path: Path, rank: int, exchange: Exchange, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected, _ = whole()
+    expected, _ = uninterrupted()
     file = shared_tmp_path / "models" / "model.keras"
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as end:
-        train(shared_tmp_path, "epoch", more=[Tell(), ringar.callbacks.SaveOnSignal(file)])
+        train(shared_tmp_path, "epoch", extras=[Tell(), ringar.callbacks.SaveOnSignal(file)])
     assert end.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is before
     assert ("SIGTERM: saved" in caplog.text) == (rank == 0)
@@ -302,7 +302,7 @@ def test_backup_of_another_number_of_ranks(shared_tmp_path: Path, rank: int, exc
         training_state.write(path, {**state, "ranks": 1, "own": state["own"][:1]})
     exchange("written")
     counter = Count()
-    train(shared_tmp_path, "epoch", more=[counter])
+    train(shared_tmp_path, "epoch", extras=[counter])
     assert counter.batches == EPOCHS * STEPS - 2
     assert counter.iterations == 4 + counter.batches
 
@@ -354,6 +354,6 @@ def test_killed_job_ends_with_the_weights_of_one_that_was_not(ranks: int, tmp_pa
     start("whole", 0).check()
     start("killed", draw.randint(6, 15)).check(137)
     start("killed", 0).check()
-    whole, killed = np.load(tmp_path / "whole.npz"), np.load(tmp_path / "killed.npz")
-    for name in whole.files:
-        np.testing.assert_array_equal(whole[name], killed[name])
+    uninterrupted, killed = np.load(tmp_path / "whole.npz"), np.load(tmp_path / "killed.npz")
+    for name in uninterrupted.files:
+        np.testing.assert_array_equal(uninterrupted[name], killed[name])

@@ -125,15 +125,15 @@ def test_two_runs_with_the_same_seed_are_bit_identical(jit: bool, rank: int) -> 
 
 def test_steps_run_eagerly_equal_one_process(rank: int) -> None:
     data = common.regression(5 * common.GLOBAL_BATCH)
-    whole = common.dense_model(seed=0)
-    whole.compile(SGD(0.1, momentum=0.9), "mse")
-    one_process.fit(whole, common.batches(data))
+    single = common.dense_model(seed=0)
+    single.compile(SGD(0.1, momentum=0.9), "mse")
+    one_process.fit(single, common.batches(data))
 
     model = common.dense_model(seed=rank)
     optimizer = ringar.DistributedOptimizer(SGD(0.1, momentum=0.9))
     model.compile(optimizer, "mse", run_eagerly=True)
     model.fit(common.own_batches(data), verbose=0, callbacks=[ringar.callbacks.Distributed()])
-    assert common.largest_difference(common.values(model), common.values(whole)) < TOLERANCE
+    assert common.largest_difference(common.values(model), common.values(single)) < TOLERANCE
 
 
 def train(model: keras.Model, optimizer: Any, data: tf.data.Dataset, jit: bool = False) -> None:

@@ -58,8 +58,8 @@ def test_saved_model_resumes_in_a_plain_process(
     again = ringar.DistributedOptimizer(loaded.optimizer)
     assert common.number(again.iterations) == 5
     loaded.compile(again, "mean_squared_error")
-    one = common.regression(common.GLOBAL_BATCH, seed=11)
-    loaded.fit(common.own_batches(one), verbose=0, callbacks=[ringar.callbacks.Distributed()])
+    batch = common.regression(common.GLOBAL_BATCH, seed=11)
+    loaded.fit(common.own_batches(batch), verbose=0, callbacks=[ringar.callbacks.Distributed()])
     assert common.number(again.iterations) == 6
     if result is not None:
         for i, weight in enumerate(common.values(loaded)):
@@ -91,8 +91,8 @@ def test_load_model_goes_on_as_if_it_had_not_been_saved(
             model.save(file)
         # Other ranks need not see the file: they name one that is not there.
         loaded = ringar.load_model(file if rank == 0 else "elsewhere.keras", op=ringar.Sum)
-        for one in (model, loaded):
-            one.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+        for copy in (model, loaded):
+            copy.fit(data, epochs=2, verbose=0, callbacks=callbacks)
     finally:
         keras.config.set_dtype_policy("float32")
     assert common.digest(loaded) == common.digest(model)
@@ -103,8 +103,8 @@ def test_load_model_goes_on_as_if_it_had_not_been_saved(
 def test_load_model_that_is_not_there(rank: int, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"No such file.*gone.keras") as error:
         ringar.load_model(tmp_path / "gone.keras")
-    told = f"rank {rank} | ringar.load_model: expected rank 0 to read"
-    assert rank == 0 or told in str(error.value)
+    message = f"rank {rank} | ringar.load_model: expected rank 0 to read"
+    assert rank == 0 or message in str(error.value)
 
 
 def test_serialized_as_the_base_class() -> None:

@@ -23,13 +23,13 @@ class Noise(keras.layers.Layer):
     """Adds random numbers of Keras' own generator, and keeps them."""
 
     def build(self, input_shape: Any) -> None:
-        self.seen = self.add_weight(
+        self.noise = self.add_weight(
             shape=(1,), dtype="int32", initializer="zeros", trainable=False, name="seen"
         )
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         noise = keras.random.normal((1,))
-        self.seen.assign(tf.cast(1e6 * noise, tf.int32))
+        self.noise.assign(tf.cast(1e6 * noise, tf.int32))
         return x + noise
 
 
@@ -68,14 +68,14 @@ def test_seeds_differ_where_they_must_and_agree_where_they_must(
             "weights": keras.initializers.RandomNormal()((2,)).numpy().tolist(),
         }
 
-    drawn = draw()
-    assert draw() == drawn, "not reproducible"
-    for name, of_ranks in {key: [its[key] for its in exchange(drawn)] for key in drawn}.items():
-        assert len({str(one) for one in of_ranks}) == (size if name == "own" else 1), name
+    draws = draw()
+    assert draw() == draws, "not reproducible"
+    for name, of_ranks in {key: [reply[key] for reply in exchange(draws)] for key in draws}.items():
+        assert len({str(value) for value in of_ranks}) == (size if name == "own" else 1), name
     # The numbers of one process.
     keras.utils.set_random_seed(7)
-    assert random.random() == drawn["python"][0]
-    assert np.random.rand(2).tolist() == drawn["numpy"]
+    assert random.random() == draws["python"][0]
+    assert np.random.rand(2).tolist() == draws["numpy"]
 
 
 def test_dropout_differs_between_ranks_and_resumes(
@@ -83,15 +83,15 @@ def test_dropout_differs_between_ranks_and_resumes(
 ) -> None:
     ringar.set_random_seed(7)
     model = noisy_model()
-    begun = states(model)
+    start = states(model)
     train(model, range(2))
     trained = exchange(states(model))
-    assert all(seed == begun[i][0] for i, (seed, _) in enumerate(trained[0])), "rank 0 keeps its"
+    assert all(seed == start[i][0] for i, (seed, _) in enumerate(trained[0])), "rank 0 keeps its"
     for of_layer in zip(*trained, strict=True):
         assert len({seed for seed, _ in of_layer}) == size
         assert {step for _, step in of_layer} == {4}
-    noise = exchange(keras.ops.convert_to_numpy(model.layers[-2].seen).tolist())
-    assert len({str(one) for one in noise}) == size, "Keras' own generator"
+    noise = exchange(keras.ops.convert_to_numpy(model.layers[-2].noise).tolist())
+    assert len({str(sample) for sample in noise}) == size, "Keras' own generator"
 
     # Resumed on every rank with the states of rank 0, training goes on as if it had not ended.
     train(model, range(2, 3))
@@ -120,4 +120,4 @@ def test_ranks_of_a_model_group_draw_the_same(rank: int, exchange: Exchange) -> 
     grid.close()
     for first, second in zip(of_ranks[::2], of_ranks[1::2], strict=True):
         assert first == second
-    assert len({str(one) for one in of_ranks}) == len(of_ranks) // 2
+    assert len({str(sample) for sample in of_ranks}) == len(of_ranks) // 2

@@ -44,7 +44,7 @@ def freeze(model: keras.Model) -> None:
     model.layers[0].trainable = False
 
 
-def narrow(model: keras.Model) -> None:
+def use_bfloat16(model: keras.Model) -> None:
     model.layers[0].dtype_policy = keras.DTypePolicy("mixed_bfloat16")
 
 
@@ -129,10 +129,10 @@ def test_a_setting_that_differs(rank: int) -> None:
             refused(f"optimizer.{name}", {"optimizer": Distributed(makes[number](), shard=shard)})
     for path, *makes in OPTIMIZERS:
         refused(path, {"optimizer": makes[number]()})
-    for path, *given in COMPILED:
-        refused(path, {"optimizer": Distributed(SGD()), **given[number]})
+    for path, *settings in COMPILED:
+        refused(path, {"optimizer": Distributed(SGD()), **settings[number]})
     refused("initial epoch", {"optimizer": Distributed(SGD())}, initial_epoch=rank)
-    for path, prepare in (("weight 0", freeze), ("dtype_policy", narrow)):
+    for path, prepare in (("weight 0", freeze), ("dtype_policy", use_bfloat16)):
         prepare = prepare if rank == 0 else lambda model: None
         refused(path, {"optimizer": Distributed(SGD())}, prepare)
 
@@ -197,8 +197,8 @@ def test_descriptions_are_plain_and_stable() -> None:
         assert "object" not in text, text
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        many = keras.optimizers.MultiOptimizer(lambda variable: SGD())
-        texts = [str(description.optimizer(one)) for one in (Odd(0.1), many)]
+        group = keras.optimizers.MultiOptimizer(lambda variable: SGD())
+        texts = [str(description.optimizer(optimizer)) for optimizer in (Odd(0.1), group)]
     assert all("0x" not in text and "object" not in text for text in texts), texts
     codes = [description.plain(f) for f in (lambda n: 5, lambda n: 5, lambda n: 3)]
     assert codes[0] == codes[1] != codes[2]
@@ -212,6 +212,6 @@ def test_batches_with_other_parts(rank: int) -> None:
         model = common.dense_model()
         model.compile(Distributed(SGD()), "mse")
         callbacks = [ringar.callbacks.Distributed()]
-        given: dict[str, Any] = first if rank == 0 else {}
+        arguments: dict[str, Any] = first if rank == 0 else {}
         with pytest.raises(MismatchError, match="the same parts of a batch on every rank"):
-            model.fit(x, y, verbose=0, callbacks=callbacks, **given)
+            model.fit(x, y, verbose=0, callbacks=callbacks, **arguments)

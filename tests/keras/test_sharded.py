@@ -69,22 +69,29 @@ def variables(name: str) -> list[keras.Variable]:
     return [keras.Variable(a, name=f"{name}_{i}") for i, a in enumerate(arrays)]
 
 
-def trained(shard: Any, rank: int, jit: bool, names: Sequence[str]) -> dict[str, list[np.ndarray]]:
+def sines(weights: list[keras.Variable], factor: float, phase: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.sin(v.value * factor + phase) for v in weights]
+
+
+def trained(
+    shard: Any, rank: int, jit: bool, names: Sequence[str], gradients: Callable[..., Any] = sines
+) -> dict[str, list[np.ndarray]]:
     """Train variables by each optimizer, all in one graph; return their values."""
-    own = {name: variables(name) for name in names}
-    made = {name: ringar.DistributedOptimizer(OPTIMIZERS[name](), shard=shard) for name in names}
-    for name, its in own.items():
-        made[name].build(its)
+    groups = {name: variables(name) for name in names}
+    optimizers = {
+        name: ringar.DistributedOptimizer(OPTIMIZERS[name](), shard=shard) for name in names
+    }
+    for name, weights in groups.items():
+        optimizers[name].build(weights)
 
     @tf.function(jit_compile=jit, autograph=False)
     def step(number: tf.Tensor) -> None:
-        for name, its in own.items():
-            gradients = [tf.sin(v.value * float(rank + 1) + number) for v in its]
-            made[name].apply(gradients, its)
+        for name, weights in groups.items():
+            optimizers[name].apply(gradients(weights, float(rank + 1), number), weights)
 
     for number in range(STEPS):
         step(tf.constant(float(number)))
-    return {name: [v.numpy() for v in its] for name, its in own.items()}
+    return {name: [np.array(v.numpy()) for v in weights] for name, weights in groups.items()}
 
 
 @pytest.mark.parametrize(
@@ -109,15 +116,15 @@ def test_optimizers_train_as_without_shards(
 @pytest.mark.ranks(2, 3, 4)
 def test_slices_within_one_host_are_those_of_all_ranks(rank: int, size: int) -> None:
     ways: list[Any] = [None, "host"]
-    its = {way: variables("host") for way in ways}
-    for way, own in its.items():
+    weights_by_way = {way: variables("host") for way in ways}
+    for way, weights in weights_by_way.items():
         optimizer = ringar.DistributedOptimizer(
             K.Adam(0.01, global_clipnorm=0.5), shard="gradients", shard_ranks=way
         )
         for _ in range(2):
-            optimizer.apply([tf.sin(v.value * float(rank + 1)) for v in own], own)
+            optimizer.apply([tf.sin(v.value * float(rank + 1)) for v in weights], weights)
         assert optimizer._momentums[0].shape == (-(-15 // size),)
-    for a, b in zip(*its.values(), strict=True):
+    for a, b in zip(*weights_by_way.values(), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -152,9 +159,9 @@ def test_fit_with_all_kinds_of_layers(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.ranks(2, 3, 4)
-@pytest.mark.parametrize("known", [fast_if(False, True), False])
+@pytest.mark.parametrize("has_length", [fast_if(False, True), False])
 def test_ranks_without_data_train_their_slices(
-    known: bool, rank: int, size: int, exchange: Callable[[Any], Any]
+    has_length: bool, rank: int, size: int, exchange: Callable[[Any], Any]
 ) -> None:
     batches = uneven.batches_of(size, common.regression)
     of_both = []
@@ -163,7 +170,7 @@ def test_ranks_without_data_train_their_slices(
         # Not Adam: without shards, a graph whose data has ended counts one more step.
         optimizer = ringar.DistributedOptimizer(K.SGD(0.1, momentum=0.9), shard=shard)
         model.compile(optimizer, "mse")
-        data = uneven.dataset(batches[rank], known)
+        data = uneven.dataset(batches[rank], has_length)
         model.fit(data, epochs=2, verbose=0, callbacks=[ringar.callbacks.Distributed()])
         of_both.append(common.values(model))
     assert common.largest_difference(*of_both) <= 1e-6
@@ -180,15 +187,26 @@ def take_step(model: keras.Model, optimizer: Any, x: tf.Tensor, y: tf.Tensor) ->
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("jit", [False, fast_if(False, True)])
-def test_join_in_a_loop_of_ones_own(jit: bool, rank: int) -> None:
+@pytest.mark.parametrize(
+    ("stage", "mode"),
+    [
+        ("gradients", "graph"),
+        fast_if(False, "gradients", "jit"),
+        ("weights", "graph"),
+        fast_if(False, "weights", "jit"),
+        fast_if(False, "weights", "eager"),
+    ],
+)
+def test_join_in_a_loop_of_ones_own(stage: Any, mode: str, rank: int) -> None:
     x, y = common.regression(40)
     of_both = []
-    for shard in (None, "gradients"):
+    for shard in (None, stage):
         model = common.dense_model()
         optimizer = ringar.DistributedOptimizer(K.Adam(0.01), shard=shard)
         optimizer.build(model.trainable_variables)  # compiled code makes no variables
-        step = tf.function(functools.partial(take_step, model, optimizer), jit_compile=jit)
+        step: Any = functools.partial(take_step, model, optimizer)
+        if mode != "eager":
+            step = tf.function(step, jit_compile=mode == "jit")
         for number in range(5 if rank == 0 else 2):
             part = slice(8 * number, 8 * number + 8)
             step(tf.constant(x[part]), tf.constant(y[part]))
@@ -200,12 +218,15 @@ def test_join_in_a_loop_of_ones_own(jit: bool, rank: int) -> None:
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.usefixtures("mixed_float16")
+@pytest.mark.parametrize("stage", ["gradients", "weights"])
 @pytest.mark.parametrize("inside", [False, fast_if(False, True)])
-def test_overflow_on_one_rank_skips_the_step_on_all(inside: bool, rank: int, size: int) -> None:
+def test_overflow_on_one_rank_skips_the_step_on_all(
+    inside: bool, stage: Any, rank: int, size: int
+) -> None:
     x, y = common.regression(8)
     overflowing = np.full_like(y, 1e30) if rank == size - 1 else y
     of_both = []
-    for shard in (None, "gradients"):
+    for shard in (None, stage):
         model = common.dense_model()
         optimizer = K.LossScaleOptimizer(K.Adam(0.01)) if inside else K.Adam(0.01)
         model.compile(ringar.DistributedOptimizer(optimizer, shard=shard), "mse")
@@ -219,8 +240,8 @@ def test_overflow_on_one_rank_skips_the_step_on_all(inside: bool, rank: int, siz
 
 def test_slots_are_those_of_a_slice(size: int) -> None:
     optimizer = ringar.DistributedOptimizer(K.Adam(0.01), shard="optimizer")
-    its = variables("slots")
-    optimizer.build(its)
+    weights = variables("slots")
+    optimizer.build(weights)
     lengths = [-(-int(np.prod(shape)) // size) for shape in SHAPES]
     expected = SHAPES if size == 1 else [(length,) for length in lengths]
     assert [tuple(v.shape) for v in optimizer._momentums] == expected

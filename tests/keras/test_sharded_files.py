@@ -55,12 +55,12 @@ def test_file_is_that_of_plain_training_and_loads_in_any_way(
     exchange: Callable[[Any], Any],
 ) -> None:
     policy(dtype)
-    whole, cut = trained(None), trained("optimizer")
+    plain, cut = trained(None), trained("optimizer")
     file = shared_tmp_path / "model.keras"
     cut.save(file)  # on every rank
     loaded = keras.models.load_model(file)  # without ringar
     assert type(loaded.optimizer) is (K.Adam if dtype == "float32" else K.LossScaleOptimizer)
-    assert_same(state(loaded), state(whole), 0.0 if size <= 2 else 1e-6)
+    assert_same(state(loaded), state(plain), 0.0 if size <= 2 else 1e-6)
 
     # In a job again it goes on as if it had not been saved, cut or not.
     again = ringar.load_model(file, shard="gradients")
@@ -101,8 +101,14 @@ def test_checkpoints_are_saved_together(
 
 
 class Stop(keras.callbacks.Callback):
+    """Interrupt the training at the end of an epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__()
+        self.epoch = epoch
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 1:
+        if epoch == self.epoch:
             raise KeyboardInterrupt
 
 
@@ -114,7 +120,7 @@ def test_backup_resumes_bit_for_bit(
     folder = shared_tmp_path / f"{rank}"
     backup = keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
     with pytest.raises(KeyboardInterrupt):
-        trained("optimizer", 3, epochs=3, callbacks=[backup, Stop()])
+        trained("optimizer", 3, epochs=3, callbacks=[backup, Stop(1)])
     exchange("stopped")
     assert (folder / "latest.weights.h5").exists() == (rank == 0)
     resumed = trained("optimizer", 3, epochs=3, callbacks=[backup])
@@ -169,6 +175,6 @@ def test_from_four_ranks_to_two_and_to_one(tmp_path: Path) -> None:
     for ranks in (2, 1):
         file = tmp_path / f"{ranks}.keras"
         run_job(ranks, LOAD, args=[str(of_four), str(file)]).check()
-    two, one = (keras.models.load_model(tmp_path / f"{n}.keras") for n in (2, 1))
-    assert common.number(two.optimizer.iterations) == 6
-    assert_same(state(two), state(one), 1e-6)
+    of_two_ranks, of_one_rank = (keras.models.load_model(tmp_path / f"{n}.keras") for n in (2, 1))
+    assert common.number(of_two_ranks.optimizer.iterations) == 6
+    assert_same(state(of_two_ranks), state(of_one_rank), 1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -15,7 +14,7 @@ import tensorflow as tf
 import ringar
 from ringar.keras.zero.weight_slice import is_sharded, slice_of
 from tests.keras import common, uneven
-from tests.keras.test_sharded import OPTIMIZERS, SHAPES, STEPS, words_model
+from tests.keras.test_sharded import OPTIMIZERS, trained, variables, words_model
 from tests.plugin import fast_if
 
 pytestmark = pytest.mark.usefixtures("initialized")
@@ -24,33 +23,16 @@ K = keras.optimizers
 L = keras.layers
 
 
-def variables(name: str) -> list[keras.Variable]:
-    rng = np.random.default_rng(3)
-    arrays = [rng.normal(size=shape).astype(np.float32) for shape in SHAPES]
-    return [keras.Variable(a, name=f"{name}_{i}") for i, a in enumerate(arrays)]
-
-
-def trained(shard: Any, rank: int, jit: bool, names: Sequence[str]) -> dict[str, list[np.ndarray]]:
-    """Train variables by each optimizer, all in one graph; return their values."""
-    own = {name: variables(name) for name in names}
-    made = {name: ringar.DistributedOptimizer(OPTIMIZERS[name](), shard=shard) for name in names}
-    for name, its in own.items():
-        made[name].build(its)
-
-    @tf.function(jit_compile=jit, autograph=False)
-    def step(number: tf.Tensor) -> None:
-        for name, its in own.items():
-            with tf.GradientTape() as tape:
-                values = [tf.convert_to_tensor(v) for v in its]
-                gradients = [tf.sin(value * float(rank + 1) + number) for value in values]
-                # The gradients of this loss are those, bit for bit.
-                both = zip(values, gradients, strict=True)
-                loss = tf.add_n([tf.reduce_sum(v * tf.stop_gradient(g)) for v, g in both])
-            made[name].apply(tape.gradient(loss, its), its)
-
-    for number in range(STEPS):
-        step(tf.constant(float(number)))
-    return {name: [np.array(v.numpy()) for v in its] for name, its in own.items()}
+def sines_by_tape(
+    weights: list[keras.Variable], factor: float, phase: tf.Tensor
+) -> list[tf.Tensor]:
+    """Return the gradients of a loss, which are `sines` of the weights bit for bit."""
+    with tf.GradientTape() as tape:
+        values = [tf.convert_to_tensor(v) for v in weights]
+        sines = [tf.sin(value * factor + phase) for value in values]
+        pairs = zip(values, sines, strict=True)
+        loss = tf.add_n([tf.reduce_sum(v * tf.stop_gradient(g)) for v, g in pairs])
+    return tape.gradient(loss, weights)
 
 
 @pytest.mark.ranks(2, 3, 4)
@@ -65,7 +47,9 @@ def trained(shard: Any, rank: int, jit: bool, names: Sequence[str]) -> dict[str,
 def test_optimizers_train_as_without_shards(
     jit: bool, names: Sequence[str], rank: int, size: int
 ) -> None:
-    expected, received = (trained(shard, rank, jit, names) for shard in (None, "weights"))
+    expected, received = (
+        trained(shard, rank, jit, names, sines_by_tape) for shard in (None, "weights")
+    )
     for name, values in received.items():
         difference = common.largest_difference(values, expected[name])
         # A square root may differ by a bit with the place of an element in its tensor.
@@ -116,12 +100,12 @@ def transformer() -> keras.Model:
     x = L.Dense(8)(L.Reshape((6, 1))(inputs))
     for number in range(2):
         norm, attention = L.LayerNormalization(), L.MultiHeadAttention(2, 4)
-        wide, narrow = L.Dense(16, activation="gelu"), L.Dense(8)
+        expansion, contraction = L.Dense(16, activation="gelu"), L.Dense(8)
         y = norm(x)
         x = L.Add()([x, attention(y, y)])
-        x = L.Add()([x, narrow(wide(L.LayerNormalization()(x)))])
+        x = L.Add()([x, contraction(expansion(L.LayerNormalization()(x)))])
         if number == 0:
-            ringar.gather_together(norm, attention, wide, narrow)
+            ringar.gather_together(norm, attention, expansion, contraction)
     return keras.Model(inputs, L.Dense(1)(L.Flatten()(x)))
 
 
@@ -168,8 +152,8 @@ class Parts(keras.layers.Layer):
             with tf.GradientTape() as tape:
                 tape.watch([x, *variables])
                 y = self.first(x)
-            first, *others = tape.gradient(y, [x, *variables], upstream)
-            return first, others
+            slope_of_input, *slopes = tape.gradient(y, [x, *variables], upstream)
+            return slope_of_input, slopes
 
         return self.first(x), backward
 
@@ -235,10 +219,10 @@ def test_models_train_as_without_shards(name: str, options: dict[str, Any], size
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize(
-    ("known", "jit"), [(False, False), fast_if(False, True, False), fast_if(False, True, True)]
+    ("has_length", "jit"), [(False, False), fast_if(False, True, False), fast_if(False, True, True)]
 )
 def test_ranks_without_data_train_their_slices(
-    known: bool, jit: bool, rank: int, size: int, exchange: Callable[[Any], Any]
+    has_length: bool, jit: bool, rank: int, size: int, exchange: Callable[[Any], Any]
 ) -> None:
     batches = uneven.batches_of(size, common.regression)
     of_both = []
@@ -246,7 +230,7 @@ def test_ranks_without_data_train_their_slices(
         model = common.dense_model(kernel_constraint="max_norm")
         optimizer = ringar.DistributedOptimizer(K.SGD(0.1, momentum=0.9), shard=shard)
         model.compile(optimizer, "mse", jit_compile=jit)
-        data = uneven.dataset(batches[rank], known)
+        data = uneven.dataset(batches[rank], has_length)
         first = ringar.callbacks.Distributed()
         model.fit(data, epochs=2, verbose=0, validation_data=data, callbacks=[first])
         of_both.append([*common.values(model), *map(np.asarray, model.history.history.values())])
@@ -255,62 +239,15 @@ def test_ranks_without_data_train_their_slices(
     assert exchange(common.number(optimizer.iterations)) == [steps] * size
 
 
-def take_step(model: keras.Model, optimizer: Any, x: tf.Tensor, y: tf.Tensor) -> None:
-    with tf.GradientTape() as tape:
-        loss = keras.losses.MeanSquaredError()(y, model(x, training=True))
-    weights = model.trainable_variables
-    optimizer.apply(tape.gradient(loss, weights), weights)
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("mode", ["graph", fast_if(False, "jit"), fast_if(False, "eager")])
-def test_join_in_a_loop_of_ones_own(mode: str, rank: int) -> None:
-    x, y = common.regression(40)
-    of_both = []
-    for shard in (None, "weights"):
-        model = common.dense_model()
-        optimizer = ringar.DistributedOptimizer(K.Adam(0.01), shard=shard)
-        optimizer.build(model.trainable_variables)
-        step: Any = functools.partial(take_step, model, optimizer)
-        if mode != "eager":
-            step = tf.function(step, jit_compile=mode == "jit")
-        for number in range(5 if rank == 0 else 2):
-            part = slice(8 * number, 8 * number + 8)
-            step(tf.constant(x[part]), tf.constant(y[part]))
-        assert ringar.join(optimizer) == (0 if rank == 0 else 3)
-        assert common.number(optimizer.iterations) == 5
-        of_both.append(common.values(model))
-    assert common.largest_difference(*of_both) <= 1e-6
-
-
-@pytest.mark.ranks(2, 3, 4)
-@pytest.mark.usefixtures("mixed_float16")
-@pytest.mark.parametrize("inside", [False, fast_if(False, True)])
-def test_overflow_on_one_rank_skips_the_step_on_all(inside: bool, rank: int, size: int) -> None:
-    x, y = common.regression(8)
-    overflowing = np.full_like(y, 1e30) if rank == size - 1 else y
-    of_both = []
-    for shard in (None, "weights"):
-        model = common.dense_model()
-        optimizer = K.LossScaleOptimizer(K.Adam(0.01)) if inside else K.Adam(0.01)
-        model.compile(ringar.DistributedOptimizer(optimizer, shard=shard), "mse")
-        for target in (y, overflowing, y):
-            model.fit(tf.data.Dataset.from_tensors((x, target)), verbose=0)
-        assert common.number(model.optimizer.dynamic_scale) == 2.0**14
-        assert common.number(model.optimizer.inner_optimizer.iterations) == 2
-        of_both.append(common.values(model))
-    assert common.largest_difference(*of_both) <= 1e-6
-
-
 @pytest.mark.ranks(2, 3, 4)
 def test_a_rank_keeps_its_slice(size: int, rank: int) -> None:
     with ringar.sharded_weights():
         model = common.dense_model()
     expected = common.values(common.dense_model())
     assert common.largest_difference(common.values(model), expected) == 0.0
-    for weight, whole in zip(model.weights, expected, strict=True):
-        its = slice_of(weight)
-        assert its.storage.shape == (-(-whole.size // size),)
-        assert tuple(weight.shape) == whole.shape
-        part = np.array_split(whole.ravel(), size)[rank]
-        np.testing.assert_array_equal(its.storage.numpy()[: part.size], part)
+    for weight, value in zip(model.weights, expected, strict=True):
+        piece = slice_of(weight)
+        assert piece.storage.shape == (-(-value.size // size),)
+        assert tuple(weight.shape) == value.shape
+        part = np.array_split(value.ravel(), size)[rank]
+        np.testing.assert_array_equal(piece.storage.numpy()[: part.size], part)

@@ -17,6 +17,7 @@ from ringar.errors import UnsupportedError
 from ringar.keras.zero import regather
 from ringar.keras.zero.weight_slice import is_sharded
 from tests.keras import common
+from tests.keras.test_sharded_files import Stop, assert_same, state, train
 from tests.plugin import fast_if, run_job
 
 pytestmark = pytest.mark.usefixtures("initialized")
@@ -55,13 +56,13 @@ def test_bytes_are_those_of_three_passes_over_the_weights(jit: bool, size: int) 
     step()
     ringar.reset_stats()
     step()
-    sent = {name: one.bytes for name, one in ringar.stats("collective").items()}
+    sent_bytes = {name: traffic.bytes for name, traffic in ringar.stats("collective").items()}
     layer = 4 * WIDTH * WIDTH * (size - 1) // size
     # The backward pass ends at the first layer, and begins with the last, which has its weights.
-    assert sent["allgather"] == (4 + 2) * layer
-    assert sent["reducescatter"] == 4 * layer
-    assert sent["allgather"] + sent["reducescatter"] < 1.5 * 4 * 2 * layer
-    assert sent["allreduce"] <= 100  # the messages before a step
+    assert sent_bytes["allgather"] == (4 + 2) * layer
+    assert sent_bytes["reducescatter"] == 4 * layer
+    assert sent_bytes["allgather"] + sent_bytes["reducescatter"] < 1.5 * 4 * 2 * layer
+    assert sent_bytes["allreduce"] <= 100  # the messages before a step
 
 
 @pytest.mark.ranks(2)
@@ -72,23 +73,23 @@ def test_backward_pass_reads_no_weight_of_the_forward_pass() -> None:
     again = [f"weights/gather_again_{number}" for number in (3, 2)]
     assert names == [*(f"weights/gather_{number}" for number in (1, 2, 3, 4)), *again]
     readers = [{op.name for op in _multiplications(gather)} for gather in gathers]
-    assert [len(own) for own in readers] == [1, 1, 1, 2, 1, 1]
-    assert all("gradient_tape" not in name for own in readers[:3] for name in own)
-    assert all("gradient_tape" in name for own in readers[4:] for name in own)
+    assert [len(group) for group in readers] == [1, 1, 1, 2, 1, 1]
+    assert all("gradient_tape" not in name for group in readers[:3] for name in group)
+    assert all("gradient_tape" in name for group in readers[4:] for name in group)
     # A layer ahead, and not all at once: each waits for the input of the layer before.
     assert any(op.name.endswith("Tanh") for op in gathers[2].control_inputs)
 
 
 def _multiplications(op: Any) -> list[Any]:
     """The products that read what an op returns, behind ops that change its form only."""
-    found = []
+    multiplications = []
     for output in op.outputs:
         for reader in output.consumers():
             if reader.type == "MatMul":
-                found.append(reader)
+                multiplications.append(reader)
             elif reader.type in ("Reshape", "Identity", "IdentityN"):
-                found += _multiplications(reader)
-    return found
+                multiplications += _multiplications(reader)
+    return multiplications
 
 
 @pytest.mark.ranks(1)
@@ -117,22 +118,6 @@ def trained(shard: Any, steps: int = 4, **fit: Any) -> keras.Model:
     return model
 
 
-def train(model: keras.Model, steps: int, *, epochs: int = 1, callbacks: Any = ()) -> None:
-    data = common.own_batches(common.regression(steps * common.GLOBAL_BATCH))
-    first = ringar.callbacks.Distributed()
-    model.fit(data, epochs=epochs, verbose=0, callbacks=[first, *callbacks])
-
-
-def state(model: keras.Model) -> list[np.ndarray]:
-    return [keras.ops.convert_to_numpy(v) for v in [*model.weights, *model.optimizer.variables]]
-
-
-def assert_same(first: list[np.ndarray], second: list[np.ndarray], atol: float = 0.0) -> None:
-    assert len(first) == len(second)
-    for a, b in zip(first, second, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=atol)
-
-
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("dtype", ["float32", fast_if(False, "mixed_float16")])
 def test_file_is_that_of_plain_training_and_loads_in_any_way(
@@ -143,11 +128,11 @@ def test_file_is_that_of_plain_training_and_loads_in_any_way(
     exchange: Callable[[Any], Any],
 ) -> None:
     policy(dtype)
-    whole, cut = trained(None), trained("weights")
+    plain, cut = trained(None), trained("weights")
     file = shared_tmp_path / "model.keras"
     cut.save(file)  # on every rank
     loaded = keras.models.load_model(file)  # without ringar
-    assert_same(state(loaded), state(whole), 1e-6)
+    assert_same(state(loaded), state(plain), 1e-6)
     again = ringar.load_model(file, shard="weights")
     assert all(map(is_sharded, again.weights))
     for model in (cut, again):
@@ -176,12 +161,6 @@ def test_a_model_without_an_optimizer_is_written_by_the_first_rank(
     exchange("done")
 
 
-class Stop(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 1:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.slow
 @pytest.mark.ranks(2, 3, 4)
 def test_backup_resumes_bit_for_bit(
@@ -192,7 +171,7 @@ def test_backup_resumes_bit_for_bit(
     checkpoint = keras.callbacks.ModelCheckpoint(str(shared_tmp_path / "{epoch}.weights.h5"),
                                                  save_weights_only=True)  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
-        trained("weights", 3, epochs=3, callbacks=[backup, checkpoint, Stop()])
+        trained("weights", 3, epochs=3, callbacks=[backup, checkpoint, Stop(1)])
     exchange("stopped")
     resumed = trained("weights", 3, epochs=3, callbacks=[backup])
     assert_same(state(resumed), expected)
@@ -208,9 +187,9 @@ def test_ranks_have_different_numbers_of_batches_in_forward_passes(rank: int) ->
     plain.compile("sgd", "mse")
     plain.set_weights(model.get_weights())
     x, y = common.regression(80)
-    own = slice(0, 8 * (rank + 1))
-    assert model.evaluate(x[own], y[own], batch_size=8, verbose=0) == pytest.approx(
-        plain.evaluate(x[own], y[own], batch_size=8, verbose=0), rel=1e-6
+    part = slice(0, 8 * (rank + 1))
+    assert model.evaluate(x[part], y[part], batch_size=8, verbose=0) == pytest.approx(
+        plain.evaluate(x[part], y[part], batch_size=8, verbose=0), rel=1e-6
     )
     expected = plain.predict(x[:17], verbose=0)
     for data in (x[:17], tf.data.Dataset.from_generator(
@@ -224,7 +203,7 @@ def test_ranks_have_different_numbers_of_batches_in_forward_passes(rank: int) ->
 @pytest.mark.ranks(2, 3)
 def test_ranks_repeat_the_forward_passes_of_the_model_that_others_evaluate(rank: int) -> None:
     x, y = common.regression(40)
-    own = slice(0, 8 * (rank + 1))
+    part = slice(0, 8 * (rank + 1))
     models = []
     for seed in (0, 1):
         with ringar.sharded_weights():
@@ -232,10 +211,10 @@ def test_ranks_repeat_the_forward_passes_of_the_model_that_others_evaluate(rank:
         model.compile("sgd", "mse", jit_compile=False)
         models.append(model)
     first, second = models
-    first.evaluate(x[own], y[own], batch_size=8, verbose=0)
-    second.predict(x[own], batch_size=8, verbose=0)
-    received = first.evaluate(x[own], y[own], batch_size=8, verbose=0)  # traced already
-    expected = np.square(common.dense_model()(x[own]) - y[own]).mean()
+    first.evaluate(x[part], y[part], batch_size=8, verbose=0)
+    second.predict(x[part], batch_size=8, verbose=0)
+    received = first.evaluate(x[part], y[part], batch_size=8, verbose=0)  # traced already
+    expected = np.square(common.dense_model()(x[part]) - y[part]).mean()
     assert received == pytest.approx(expected, rel=1e-5)
 
 

@@ -48,19 +48,19 @@ def test_equals_one_process(
     way: str, as_dense: bool, rank: int, exchange: Callable[[Any], Any]
 ) -> None:
     data = common.tokens(ROWS)
-    whole = model_of(0)
-    whole.compile(common.summed(keras.optimizers.Adam(0.01)), "mse")
-    one_process.fit(whole, common.batches(data))
+    single = model_of(0)
+    single.compile(common.summed(keras.optimizers.Adam(0.01)), "mse")
+    one_process.fit(single, common.batches(data))
 
     model = model_of(rank)
     optimizer = ringar.DistributedOptimizer(keras.optimizers.Adam(0.01), sparse_as_dense=as_dense)
     model.compile(optimizer, "mse", jit_compile=way != "plain")
-    own = common.own_batches(data)
+    shard = common.own_batches(data)
     if "unknown" in way:
-        own = own.unbatch().batch(common.GLOBAL_BATCH // ringar.size())
-    model.fit(own, verbose=0, callbacks=[ringar.callbacks.Distributed()])
+        shard = shard.unbatch().batch(common.GLOBAL_BATCH // ringar.size())
+    model.fit(shard, verbose=0, callbacks=[ringar.callbacks.Distributed()])
 
-    assert common.largest_difference(common.values(model), common.values(whole)) < 1e-7
+    assert common.largest_difference(common.values(model), common.values(single)) < 1e-7
     assert len(set(exchange(common.digest(model)))) == 1
 
 

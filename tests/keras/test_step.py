@@ -35,15 +35,15 @@ PER_BATCH: list[tuple[Callable[[], Any], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "needed"), PER_BATCH)
+@pytest.mark.parametrize(("make", "expected"), PER_BATCH)
 def test_no_hook_of_a_batch_is_overridden_without_need(
-    make: Callable[[], Any], needed: set[str]
+    make: Callable[[], Any], expected: set[str]
 ) -> None:
     base = keras.callbacks.Callback
     hooks = {name for name in dir(base) if name.startswith("on_") and "batch" in name}
     assert {"on_train_batch_end", "on_batch_end", "on_test_batch_end"} <= hooks
-    own = type(make())
-    assert {name for name in hooks if getattr(own, name) is not getattr(base, name)} == needed
+    kind = type(make())
+    assert {name for name in hooks if getattr(kind, name) is not getattr(base, name)} == expected
 
 
 @pytest.fixture

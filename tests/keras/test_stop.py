@@ -34,7 +34,7 @@ class Counter(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize(
-    ("known", "at", "options"),
+    ("has_length", "at", "options"),
     [
         (True, 3, {}),
         (False, 3, {}),
@@ -45,7 +45,7 @@ class Counter(keras.callbacks.Callback):
     ],
 )
 def test_one_rank_stops_all(
-    known: bool, at: int, options: dict[str, Any], rank: int, size: int, exchange: Exchange
+    has_length: bool, at: int, options: dict[str, Any], rank: int, size: int, exchange: Exchange
 ) -> None:
     counter = Counter(at if rank == size - 1 else None)
     batches = [common.regression(4, seed=10 * rank + k) for k in range(10)]
@@ -53,7 +53,7 @@ def test_one_rank_stops_all(
         common.dense_model,
         batches,
         distributed=True,
-        known=known,
+        has_length=has_length,
         epochs=3,
         callbacks=[counter],
         loss="mse",
@@ -117,9 +117,9 @@ def test_a_callback_on_one_rank_decides_at_an_epochs_end(rank: int, exchange: Ex
     def fit(*callbacks: keras.callbacks.Callback) -> list[int]:
         model = common.dense_model(seed=0)
         model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-        given = [ringar.callbacks.Distributed(), *(callbacks if rank == 0 else ())]
+        callbacks_of_rank = [ringar.callbacks.Distributed(), *(callbacks if rank == 0 else ())]
         x, y = common.regression(8, seed=rank)
-        epochs: list[int] = model.fit(x, y, 4, 4, verbose=0, callbacks=given).epoch
+        epochs: list[int] = model.fit(x, y, 4, 4, verbose=0, callbacks=callbacks_of_rank).epoch
         return epochs
 
     stop = keras.callbacks.EarlyStopping("loss", mode="max", patience=1)

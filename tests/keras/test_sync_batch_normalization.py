@@ -52,7 +52,7 @@ class Case:
         mask = rng.random(shape[:-1]) < 0.6 if self.mask else None
         return x.astype(np.float32), mask, rng.normal(size=shape).astype(np.float32)
 
-    def own(self, array: Any, size: int, rank: int) -> Any:
+    def part(self, array: Any, size: int, rank: int) -> Any:
         """This rank's examples."""
         if array is None:
             return None
@@ -133,22 +133,22 @@ def test_parts_equal_the_whole_batch(
     name: str, way: str, rank: int, size: int, exchange: Callable[[Any], Any]
 ) -> None:
     case = CASES[name]
-    whole = case.batch(size)
+    batch = case.batch(size)
     reference = keras.layers.BatchNormalization(case.axis, dtype=case.dtype)
-    y, of_x, of_weights = step(reference, *whole)
+    y, of_x, of_weights = step(reference, *batch)
 
     layer = SyncBatchNormalization(case.axis, dtype=case.dtype, name="bn")
-    x, mask, upstream = (case.own(array, size, rank) for array in whole)
+    x, mask, upstream = (case.part(array, size, rank) for array in batch)
     my_y, my_of_x, my_of_weights = step(layer, x, mask, upstream, way)
 
     rounding = ROUNDING.get(case.dtype, TOLERANCE)
-    assert_close(my_y, case.own(y, size, rank), rounding)
-    assert_close(my_of_x, case.own(of_x, size, rank), rounding)
+    assert_close(my_y, case.part(y, size, rank), rounding)
+    assert_close(my_of_x, case.part(of_x, size, rank), rounding)
     weights_rounding = TOLERANCE if case.dtype != "float16" else rounding
-    for mine, expected in zip(my_of_weights, of_weights, strict=True):
-        assert_close(sum(exchange(mine)), expected, weights_rounding)
-    for mine, other in zip(moving(layer), moving(reference), strict=True):
-        assert_close(mine, other, weights_rounding)
+    for result, expected in zip(my_of_weights, of_weights, strict=True):
+        assert_close(sum(exchange(result)), expected, weights_rounding)
+    for result, other in zip(moving(layer), moving(reference), strict=True):
+        assert_close(result, other, weights_rounding)
     assert len(set(exchange(b"".join(v.tobytes() for v in moving(layer))))) == 1
 
 
@@ -182,10 +182,10 @@ def test_masked_values_that_are_no_numbers_do_not_count(rank: int) -> None:
 def test_large_means_do_not_cancel(rank: int, size: int) -> None:
     """Sums of x and of x^2, in float32, would give a variance of 0 or of hundreds."""
     rng = np.random.default_rng(0)
-    whole = (rng.normal(size=(12, 4)) + 1e4).astype(np.float32)
+    batch = (rng.normal(size=(12, 4)) + 1e4).astype(np.float32)
     layer = SyncBatchNormalization(momentum=0.0)
-    layer(np.split(whole, size)[rank], training=True)
-    np.testing.assert_allclose(moving(layer)[1], whole.astype(np.float64).var(axis=0), rtol=1e-3)
+    layer(np.split(batch, size)[rank], training=True)
+    np.testing.assert_allclose(moving(layer)[1], batch.astype(np.float64).var(axis=0), rtol=1e-3)
 
 
 @several_ranks
@@ -232,8 +232,8 @@ def check_fit(
 
     assert len(set(exchange(common.digest(model)))) == 1, "the ranks hold other weights"
     if expected is not None and start is not None:
-        for mine, other, before in zip(common.values(model), expected, start, strict=True):
-            np.testing.assert_allclose(mine, other, rtol=0, atol=tolerance)
+        for value, other, before in zip(common.values(model), expected, start, strict=True):
+            np.testing.assert_allclose(value, other, rtol=0, atol=tolerance)
             # The comparison would see a step, or statistics, that are wrong.
             assert before.size < 5 or np.abs(other - before).max() > 5 * tolerance
 
@@ -257,16 +257,16 @@ def net(normalization: Callable[[], Any], seed: int) -> keras.Model:
 @several_ranks
 def test_ranks_outside_a_process_set_have_statistics_of_their_own(rank: int, size: int) -> None:
     first = ringar.add_process_set([0, 1])
-    alone = [ringar.add_process_set([r]) for r in range(2, size)]
-    layer = SyncBatchNormalization(momentum=0.0, process_set=[first, first, *alone][rank])
+    singletons = [ringar.add_process_set([r]) for r in range(2, size)]
+    layer = SyncBatchNormalization(momentum=0.0, process_set=[first, first, *singletons][rank])
     layer(np.full((rank + 1, 2), rank, np.float32), training=True)
     np.testing.assert_allclose(moving(layer)[0], 2 / 3 if rank < 2 else rank, rtol=1e-6)
-    for process_set in (first, *alone):
+    for process_set in (first, *singletons):
         ringar.remove_process_set(process_set)
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def gathered_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names under which layers have gathered statistics."""
     names: list[str] = []
 
@@ -278,17 +278,17 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_sends_once_per_step_in_training_only(sent: list[str], size: int) -> None:
+def test_sends_once_per_step_in_training_only(gathered_names: list[str], size: int) -> None:
     layer = SyncBatchNormalization(name="bn")
     x = np.ones((2, 3), np.float32)
     layer(x)
     layer(x, training=False)
-    assert sent == []
+    assert gathered_names == []
     layer(x, training=True)
-    assert sent == (["bn/statistics"] if size > 1 else [])
+    assert gathered_names == (["bn/statistics"] if size > 1 else [])
     layer.trainable = False
     layer(x, training=True)
-    assert len(sent) <= 1
+    assert len(gathered_names) <= 1
 
 
 def test_config_makes_the_same_layer_again() -> None:
@@ -399,20 +399,20 @@ def test_on_a_grid_parts_have_statistics_of_their_own(
 ) -> None:
     case = Case((5, 8), rows=(2, 3))
     x, _, upstream = case.batch(grid.data)
-    own = [np.split(whole, grid.model, -1)[grid.part] for whole in (x, upstream)]
+    parts = [np.split(array, grid.model, -1)[grid.part] for array in (x, upstream)]
     reference = keras.layers.BatchNormalization()
-    y, of_x, of_weights = step(reference, own[0], None, own[1])
+    y, of_x, of_weights = step(reference, parts[0], None, parts[1])
 
     layer = SyncBatchNormalization(grid=grid)
-    x, upstream = (case.own(whole, grid.data, grid.group) for whole in own)
+    x, upstream = (case.part(array, grid.data, grid.group) for array in parts)
     my_y, my_of_x, my_of_weights = step(layer, x, None, upstream, way)
-    assert_close(my_y, case.own(y, grid.data, grid.group))
-    assert_close(my_of_x, case.own(of_x, grid.data, grid.group))
+    assert_close(my_y, case.part(y, grid.data, grid.group))
+    assert_close(my_of_x, case.part(of_x, grid.data, grid.group))
     of_ranks = exchange(my_of_weights)
     for i, expected in enumerate(of_weights):
         assert_close(sum(of_ranks[r][i] for r in grid.data_set.ranks), expected)
-    for mine, other in zip(moving(layer), moving(reference), strict=True):
-        assert_close(mine, other)
+    for statistic, other in zip(moving(layer), moving(reference), strict=True):
+        assert_close(statistic, other)
     assert all(cut_of(v).grid is grid for v in layer.variables)  # type: ignore[union-attr]
 
 
@@ -447,11 +447,11 @@ def test_fit_on_a_grid_equals_one_process(
     model = split_net()
     assert model.get_layer("of_parts").grid is grid
     assert model.get_layer("of_all").grid is None
-    whole = whole_net()
-    for mine, other in zip(model.weights, whole.weights, strict=True):
-        np.testing.assert_array_equal(mine.numpy(), part_of(other, mine))
-    whole.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=jit)
-    one_process.fit(whole, common.batches(data))
+    single = whole_net()
+    for weight, other in zip(model.weights, single.weights, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), part_of(other, weight))
+    single.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=jit)
+    one_process.fit(single, common.batches(data))
 
     optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), grid=grid)
     model.compile(optimizer, "mse", jit_compile=jit)
@@ -459,17 +459,17 @@ def test_fit_on_a_grid_equals_one_process(
     batches = examples.batch(common.GLOBAL_BATCH // grid.data, drop_remainder=True)
     model.fit(batches, verbose=0, callbacks=[ringar.callbacks.Distributed()])
 
-    for mine, other in zip(model.weights, whole.weights, strict=True):
-        expected = part_of(other, mine)
-        np.testing.assert_allclose(mine.numpy(), expected, atol=TOLERANCE, err_msg=mine.path)
+    for weight, other in zip(model.weights, single.weights, strict=True):
+        expected = part_of(other, weight)
+        np.testing.assert_allclose(weight.numpy(), expected, atol=TOLERANCE, err_msg=weight.path)
     digests = exchange(common.digest(model))
     assert digests[: grid.model] == digests[grid.model :], "the groups hold other weights"
 
 
-def part_of(whole: Any, mine: Any) -> np.ndarray:
+def part_of(variable: Any, weight: Any) -> np.ndarray:
     """What this rank has of a variable of the whole net."""
-    cut = cut_of(mine)
-    value = whole.numpy()
+    cut = cut_of(weight)
+    value = variable.numpy()
     return value if cut is None else np.split(value, cut.grid.model, cut.axis)[cut.grid.part]
 
 

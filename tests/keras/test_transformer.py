@@ -34,13 +34,13 @@ def transformer(seed: int) -> keras.Model:
 def test_trains_as_one_process(optimizer: str, options: dict[str, float], rank: int) -> None:
     keras.config.set_dtype_policy("float64")
     try:
-        whole, model = transformer(0), transformer(rank)
+        single, model = transformer(0), transformer(rank)
     finally:
         keras.config.set_dtype_policy("float32")
     make = getattr(keras.optimizers, optimizer)
     data = common.tokens(3 * common.GLOBAL_BATCH)
-    whole.compile(common.summed(make(0.01, **options)), "mse", jit_compile=True)
-    one_process.fit(whole, common.batches(data))
+    single.compile(common.summed(make(0.01, **options)), "mse", jit_compile=True)
+    one_process.fit(single, common.batches(data))
 
     model.compile(ringar.DistributedOptimizer(make(0.01, **options)), "mse", jit_compile=True)
     x, y = (array[rank :: ringar.size()] for array in data)  # arrays: batches of unknown size
@@ -51,4 +51,4 @@ def test_trains_as_one_process(optimizer: str, options: dict[str, float], rank: 
         verbose=0,
         callbacks=[ringar.callbacks.Distributed()],
     )
-    assert common.largest_difference(common.values(model), common.values(whole)) < 1e-7
+    assert common.largest_difference(common.values(model), common.values(single)) < 1e-7

@@ -79,14 +79,14 @@ def check(
     assert history["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert common.largest_difference(common.values(model), common.values(single)) < 2e-5
     state = [v for v in model.optimizer.variables if "learning" not in v.path]
-    wanted = [v for v in single.optimizer.variables if "learning" not in v.path]
-    for own, other in zip(state, wanted, strict=True):
-        np.testing.assert_allclose(own.numpy(), other.numpy(), atol=2e-5)
+    answers = [v for v in single.optimizer.variables if "learning" not in v.path]
+    for variable, other in zip(state, answers, strict=True):
+        np.testing.assert_allclose(variable.numpy(), other.numpy(), atol=2e-5)
     return model
 
 
 @pytest.mark.parametrize(
-    ("known", "options"),
+    ("has_length", "options"),
     [
         (True, {}),
         (False, {}),
@@ -97,9 +97,11 @@ def check(
     ],
 )
 def test_batches_of_any_size_and_number(
-    known: bool, options: dict[str, Any], rank: int, size: int, exchange: Exchange
+    has_length: bool, options: dict[str, Any], rank: int, size: int, exchange: Exchange
 ) -> None:
-    model = check(size, rank, common.dense_model, plain, known=known, loss="mse", **options)
+    model = check(
+        size, rank, common.dense_model, plain, has_length=has_length, loss="mse", **options
+    )
     assert len(set(exchange(common.digest(model)))) == 1
 
 
@@ -175,8 +177,8 @@ def targets(rows: int, seed: int) -> uneven.Batch:
         "masks": lambda shape: rng.integers(0, 2, shape).astype(np.float32),
         "values": lambda shape: rng.normal(size=shape).astype(np.float32),
     }
-    made = (of_kind[kind]((rows, *shape)) for _, shape, kind in LEAVING_OUT)
-    return (common.regression(rows, seed)[0], *made)
+    values = (of_kind[kind]((rows, *shape)) for _, shape, kind in LEAVING_OUT)
+    return (common.regression(rows, seed)[0], *values)
 
 
 def model_of_targets() -> keras.Model:
@@ -202,10 +204,10 @@ def test_losses_that_leave_values_out(
     optimizer = lambda: keras.optimizers.SGD(0.02)  # noqa: E731
     loss = [loss for loss, *_ in LEAVING_OUT]
     check(size, rank, model_of_targets, targets, loss=loss, optimizer=optimizer, **options)
-    told = [record.getMessage() for record in caplog.records if "as a whole" in record.message]
-    assert all("'mean_of_batch'" in line for line in told)
+    messages = [record.getMessage() for record in caplog.records if "as a whole" in record.message]
+    assert all("'mean_of_batch'" in line for line in messages)
     if not options:
-        assert len(told) == (size > 1 and rank == 0)
+        assert len(messages) == (size > 1 and rank == 0)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight"])
@@ -311,12 +313,12 @@ def test_shares_of_any_kind_of_data(rank: int, size: int) -> None:
         assert difference < 1e-5, kind
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_epochs_have_the_steps_of_one_process(known: bool, rank: int, size: int) -> None:
+@pytest.mark.parametrize("has_length", [True, False])
+def test_epochs_have_the_steps_of_one_process(has_length: bool, rank: int, size: int) -> None:
     """Keras takes a step more, without data, where the number of batches is unknown."""
     x, y = common.regression(6 * size)
     batches = tf.data.Dataset.from_tensor_slices((x, (y, 2 * y))).batch(2 * size)
-    batches = batches if known else batches.filter(lambda *_: True)
+    batches = batches if has_length else batches.filter(lambda *_: True)
 
     def fit(data: tf.data.Dataset, wrap: Any, callbacks: Any) -> Any:
         model = two_outputs()
@@ -333,8 +335,8 @@ def test_epochs_have_the_steps_of_one_process(known: bool, rank: int, size: int)
     expected = one_process.compute(lambda: fit(batches, lambda optimizer: optimizer, []))
     parts = ringar.data.shard(batches, split_batches=True)
     received = fit(parts, ringar.DistributedOptimizer, [ringar.callbacks.Distributed()])
-    for value, wanted in zip(received[0], expected[0], strict=True):
-        np.testing.assert_allclose(value, wanted, atol=2e-5)
+    for value, answer in zip(received[0], expected[0], strict=True):
+        np.testing.assert_allclose(value, answer, atol=2e-5)
     for name, values in expected[1].items():
         assert received[1][name] == pytest.approx(values, rel=1e-4), name
 
@@ -343,7 +345,7 @@ def test_a_step_costs_one_message(rank: int, size: int) -> None:
     """Rows, the request to stop and the end of a rank's data travel with the gradients."""
     model = common.dense_model()
     model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-    sent = []
+    call_counts = []
     for steps in (2, 2, 6):  # the first fit broadcasts the optimizer's state
         batches = [plain(6 - k % 3 + rank, k) for k in range(steps - rank % 2)]
         ringar.reset_stats()
@@ -351,8 +353,8 @@ def test_a_step_costs_one_message(rank: int, size: int) -> None:
         calls = {name: traffic.calls for name, traffic in ringar.stats().items()}
         of_steps = [calls.pop(name) for name in list(calls) if name.startswith("gradients")]
         assert of_steps == ([steps] if size > 1 else [])
-        sent.append(calls)
-    assert sent[1] == sent[2]
+        call_counts.append(calls)
+    assert call_counts[1] == call_counts[2]
 
 
 def test_mixed_precision(rank: int, size: int, mixed_float16: None) -> None:

@@ -46,10 +46,10 @@ POLICIES = {
 
 def optimizer_of(name: str, dtypes: str, wrap: Any) -> Any:
     """Return what `compile` gets: the wrapped optimizer, with a loss scale in float16."""
-    made = wrap(OPTIMIZERS[name](POLICIES[dtypes][0]))
+    inner = wrap(OPTIMIZERS[name](POLICIES[dtypes][0]))
     if dtypes != "mixed_float16":
-        return made
-    return keras.optimizers.LossScaleOptimizer(made, initial_scale=64.0)
+        return inner
+    return keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0)
 
 
 #: The policies of `make test`, if not float32. It compiles one example: XLA takes long, most of all
@@ -84,26 +84,26 @@ def test_training_equals_one_process(
     example: str, optimizer: str, dtypes: str, jit: bool, rank: int, policy: Any, exchange: Any
 ) -> None:
     policy(dtypes)
-    one = zoo.EXAMPLES[example]
+    case = zoo.EXAMPLES[example]
 
     def trained(wrap: Any, data: tf.data.Dataset, norm: Any, callbacks: Any) -> tuple[Any, Any]:
         keras.utils.set_random_seed(3)
-        model = one.model(norm)
-        made = [optimizer_of(optimizer, dtypes, wrap) for _ in range(one.optimizers)]
-        more = {"g_optimizer": made[1]} if one.optimizers == 2 else {}
-        model.compile(made[0], jit_compile=jit, **more, **one.compiled())
+        model = case.model(norm)
+        optimizers = [optimizer_of(optimizer, dtypes, wrap) for _ in range(case.optimizers)]
+        second = {"g_optimizer": optimizers[1]} if case.optimizers == 2 else {}
+        model.compile(optimizers[0], jit_compile=jit, **second, **case.compiled())
         history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=callbacks).history
         return model, history
 
-    data = tf.data.Dataset.from_tensor_slices(one.data(np.random.default_rng(5)))
+    data = tf.data.Dataset.from_tensor_slices(case.data(np.random.default_rng(5)))
     expected: Any = None
     if rank == 0:
         norm = keras.layers.BatchNormalization
         expected = trained(common.summed, data.batch(zoo.BATCH), norm, [])
-    own = ringar.data.shard(data).batch(zoo.BATCH // ringar.size())
+    shard = ringar.data.shard(data).batch(zoo.BATCH // ringar.size())
     norm = ringar.layers.SyncBatchNormalization
     callbacks = [ringar.callbacks.Distributed()]
-    model, history = trained(ringar.DistributedOptimizer, own, norm, callbacks)
+    model, history = trained(ringar.DistributedOptimizer, shard, norm, callbacks)
     assert len(set(exchange(common.digest(model)))) == 1, "the ranks hold other weights"
     if expected is not None:
         tolerance = POLICIES[dtypes][1]

@@ -30,17 +30,17 @@ def batches_of(size: int, make: Callable[[int, int], Batch]) -> list[list[Batch]
 def together(batches: Sequence[Sequence[Batch]]) -> list[Batch]:
     """The batches of one process: the k-th has the rows of all ranks' k-th."""
     longest = max(map(len, batches))
-    at = [[own[k] for own in batches if k < len(own)] for k in range(longest)]
-    return [tuple(np.concatenate(parts) for parts in zip(*here, strict=True)) for here in at]
+    steps = [[shard[k] for shard in batches if k < len(shard)] for k in range(longest)]
+    return [tuple(np.concatenate(parts) for parts in zip(*step, strict=True)) for step in steps]
 
 
-def dataset(batches: Sequence[Batch], known: bool = True) -> tf.data.Dataset:
+def dataset(batches: Sequence[Batch], has_length: bool = True) -> tf.data.Dataset:
     """A data set of these batches, whose number Keras knows or not."""
     signature = tuple(
         tf.TensorSpec([None, *part.shape[1:]], tf.as_dtype(part.dtype)) for part in batches[0]
     )
     data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
-    return data.apply(tf.data.experimental.assert_cardinality(len(batches))) if known else data
+    return data.apply(tf.data.experimental.assert_cardinality(len(batches))) if has_length else data
 
 
 def train(
@@ -48,7 +48,7 @@ def train(
     batches: Sequence[Batch],
     *,
     distributed: bool,
-    known: bool = True,
+    has_length: bool = True,
     epochs: int = 2,
     optimizer: Callable[[], Any] = lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     callbacks: Sequence[Any] = (),
@@ -56,9 +56,9 @@ def train(
 ) -> tuple[keras.Model, Any]:
     """Train a model on the batches of a rank, or of all; return it and its history."""
     model = build()
-    its = ringar.DistributedOptimizer(optimizer()) if distributed else optimizer()
-    model.compile(its, **options)
-    data = dataset(batches, known)
+    wrapped = ringar.DistributedOptimizer(optimizer()) if distributed else optimizer()
+    model.compile(wrapped, **options)
+    data = dataset(batches, has_length)
     if len(model.outputs) > 1:
         data = data.map(lambda x, *y: (x, y * len(model.outputs) if len(y) == 1 else y))
     first = [ringar.callbacks.Distributed()] if distributed else []

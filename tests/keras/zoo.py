@@ -177,10 +177,10 @@ class GAN(keras.Model):
         rows = ops.shape(real)[0]
         loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
         fake = self.generator(noise)
-        both = ops.concatenate([fake, ops.cast(real, fake.dtype)], 0)
+        images = ops.concatenate([fake, ops.cast(real, fake.dtype)], 0)
         labels = ops.concatenate([ops.ones((rows, 1)), ops.zeros((rows, 1))], 0)
         with tf.GradientTape() as tape:
-            d_loss = loss_of(labels, self.discriminator(both))
+            d_loss = loss_of(labels, self.discriminator(images))
             scaled = self.optimizer.scale_loss(d_loss)
         weights = self.discriminator.trainable_weights
         self.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))

@@ -73,9 +73,9 @@ def test_slots_in_a_dictionary_and_variables_of_nobody() -> None:
     variables = model().trainable_variables
     optimizer = ByPath(0.1)
     optimizer.build(variables)
-    found = slots.owners(optimizer)
-    assert [id(owner) for owner, kind in found if kind == "slow"] == [id(v) for v in variables]
-    assert found[-1] == (None, "history")
+    pairs = slots.owners(optimizer)
+    assert [id(owner) for owner, kind in pairs if kind == "slow"] == [id(v) for v in variables]
+    assert pairs[-1] == (None, "history")
 
 
 def test_slots_of_a_shape_of_their_own_are_not_cut() -> None:

@@ -120,18 +120,18 @@ class Dtype:
         return np.asarray(host.view(common.numpy_dtype("bfloat16")) if self._hidden else host)
 
 
-def assert_close(received: np.ndarray, expected: np.ndarray, what: object = "") -> None:
+def assert_close(received: np.ndarray, expected: np.ndarray, case: object = "") -> None:
     """Fails unless both are the same but for the rounding of a few terms, whose order is NCCL's."""
     if expected.dtype.kind in "iub":
-        common.assert_same(received, expected, what)
+        common.assert_same(received, expected, case)
         return
-    assert received.dtype == expected.dtype, what
-    assert received.shape == expected.shape, what
+    assert received.dtype == expected.dtype, case
+    assert received.shape == expected.shape, case
     tolerance = 4 * ringar.size() * float(ml_dtypes.finfo(expected.dtype).eps)
     np.testing.assert_allclose(
         received.astype(np.float64),
         expected.astype(np.float64),
         rtol=tolerance,
         atol=2 * tolerance,
-        err_msg=str(what),
+        err_msg=str(case),
     )

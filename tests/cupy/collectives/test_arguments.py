@@ -33,9 +33,9 @@ def works(gpu: Gpu) -> Iterator[None]:
 # What ranks disagree on.
 
 
-def of(odd: Any, others: Any) -> Any:
+def of(odd_value: Any, usual_value: Any) -> Any:
     """What rank 1 brings, or the others."""
-    return odd if ringar.rank() == 1 else others
+    return odd_value if ringar.rank() == 1 else usual_value
 
 
 DISAGREEMENTS: dict[str, Callable[[Gpu, Any], Any]] = {
@@ -61,11 +61,11 @@ DISAGREEMENTS: dict[str, Callable[[Gpu, Any], Any]] = {
 
 
 @pytest.mark.ranks(2, 3, 4)
-@pytest.mark.parametrize("what", DISAGREEMENTS)
-def test_ranks_that_disagree(gpu: Gpu, what: str, works: None) -> None:
+@pytest.mark.parametrize("disagreement", DISAGREEMENTS)
+def test_ranks_that_disagree(gpu: Gpu, disagreement: str, works: None) -> None:
     array = gpu.put(np.ones((ringar.size() + 1, 3), np.float32))
     with pytest.raises(MismatchError, match=rf"^rank {ringar.rank()} \| "):
-        DISAGREEMENTS[what](gpu, array)
+        DISAGREEMENTS[disagreement](gpu, array)
 
 
 @pytest.mark.ranks(2)
@@ -106,9 +106,9 @@ def test_splits_that_cannot_be(gpu: Gpu, splits: list[int], works: None) -> None
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_not_on_a_gpu(gpu: Gpu, name: str, works: None) -> None:
     function = getattr(ringar.cupy, name)
-    for given in (np.ones(3), np.float32(1), tf.ones(3), [1.0], None):
+    for argument in (np.ones(3), np.float32(1), tf.ones(3), [1.0], None):
         with pytest.raises(TypeError, match=rf"rank \d \| {name}: .* ringar\.{name} takes NumPy"):
-            function(given)
+            function(argument)
     if f"grouped_{name}" in dir(ringar.cupy):
         with pytest.raises(TypeError, match=rf"received a numpy.ndarray in host memory. .*{name}"):
             getattr(ringar.cupy, f"grouped_{name}")([gpu.put(np.ones(3)), np.ones(3)])
@@ -118,9 +118,9 @@ def test_what_is_not_on_a_gpu(gpu: Gpu, name: str, works: None) -> None:
 def test_what_is_on_a_gpu_is_told_where_to_go(gpu: Gpu, name: str, works: None) -> None:
     array = gpu.put(np.ones(3))
     remedy = rf"ringar\.cupy\.{name} takes it"
-    for given in (array, foreign(array, "cuda")):
+    for argument in (array, foreign(array, "cuda")):
         with pytest.raises(TypeError, match=rf"ringar.{name} expected .* on a GPU: {remedy}"):
-            getattr(ringar, name)(given)
+            getattr(ringar, name)(argument)
     if name != "alltoall":
         with pytest.raises(TypeError, match=remedy):
             getattr(ringar, f"grouped_{name}")([np.ones(3), array])
@@ -146,27 +146,27 @@ def test_other_arguments(gpu: Gpu, works: None) -> None:
 
 def test_out_that_cannot_be(gpu: Gpu, works: None) -> None:
     array = gpu.put(np.ones((4, 3), np.float32))
-    wide = gpu.put(np.ones((9, 6), np.float32))
+    matrix = gpu.put(np.ones((9, 6), np.float32))
     cases: list[tuple[Any, type[Exception], str]] = [
         (np.ones((4, 3), np.float32), TypeError, "received a numpy.ndarray in host memory"),
         (gpu.put(np.ones((4, 3))), TypeError, "dtype float32, as the input; received float64"),
         (gpu.put(np.ones((3, 4), np.float32)), ValueError, r"of shape \(4, 3\); received \(3, 4\)"),
-        (wide[:4, :3], ValueError, "C-contiguous; received one with strides"),
+        (matrix[:4, :3], ValueError, "C-contiguous; received one with strides"),
     ]
     for out, kind, text in cases:
         with pytest.raises(kind, match=text):
             ringar.cupy.allreduce(array, out=out)
         with pytest.raises(kind, match=text):
             ringar.cupy.grouped_broadcast([array], out=[out])
-    long = wide.reshape(54)
-    for given, out in [
+    long = matrix.reshape(54)
+    for arrays, out in [
         ([long[:9]], [long[3:12]]),
         ([long[:9], long[9:18]], [long[9:18], long[:9]]),
         ([long[:9], long[9:18]], [long[20:29], long[20:29]]),
         ([long[:9], long[:9]], [long[:9], long[20:29]]),
     ]:
         with pytest.raises(ValueError, match="in `out` that share no memory"):
-            ringar.cupy.grouped_allreduce(given, out=out)
+            ringar.cupy.grouped_allreduce(arrays, out=out)
     with pytest.raises(ValueError, match="expected 2 arrays in `out`; received 1"):
         ringar.cupy.grouped_allreduce([long[:9], long[9:18]], out=[long[:9]])
     with pytest.raises(ValueError, match=r"of shape .*; received \(4, 3\)|share no memory"):
@@ -177,9 +177,9 @@ def test_without_cupy(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     device.load.cache_clear()
     for name in (*NAMES, "grouped_allreduce"):
-        given = [1] if name.startswith("grouped") else 1
+        argument = [1] if name.startswith("grouped") else 1
         with pytest.raises(ImportError, match=rf"ringar\.cupy\.{name} needs CuPy.*cupy-cuda12x"):
-            getattr(ringar.cupy, name)(given)
+            getattr(ringar.cupy, name)(argument)
     device.load.cache_clear()
 
 
@@ -202,36 +202,39 @@ def memberships() -> list[list[int]]:
 def test_process_sets(gpu: Gpu, works: None) -> None:
     """Numbered and ordered by the place in the set, not by the rank in the job."""
     sets = [ringar.add_process_set(ranks) for ranks in memberships()]
-    for seed, one in enumerate(sets * 2):
-        if not one.included():
+    for seed, process_set in enumerate(sets * 2):
+        if not process_set.included():
             continue
-        inputs = [common.values("float32", (2 * one.size(), 3), 10 * seed + r) for r in one.ranks]
-        place = one.rank()
+        inputs = [
+            common.values("float32", (2 * process_set.size(), 3), 10 * seed + r)
+            for r in process_set.ranks
+        ]
+        place = process_set.rank()
         array = gpu.put(inputs[place])
-        where: dict[str, Any] = {"process_set": one}
+        where: dict[str, Any] = {"process_set": process_set}
         rows = slice(2 * place, 2 * place + 2)
         average, total = (common.reduced(op, inputs) for op in (ringar.Average, ringar.Sum))
         assert_close(ringar.cupy.allreduce(array, **where).get(), average)
         assert_close(ringar.cupy.reducescatter(array, ringar.Sum, **where).get(), total[rows])
         for result, expected in [
             (ringar.cupy.allgather(array, **where), np.concatenate(inputs)),
-            (ringar.cupy.broadcast(array, one.ranks[-1], **where), inputs[-1]),
+            (ringar.cupy.broadcast(array, process_set.ranks[-1], **where), inputs[-1]),
             (ringar.cupy.alltoall(array, **where), np.concatenate([a[rows] for a in inputs])),
         ]:
-            common.assert_same(result.get(), expected, one.ranks)
-    for one in sets:
-        ringar.remove_process_set(one)
+            common.assert_same(result.get(), expected, process_set.ranks)
+    for process_set in sets:
+        ringar.remove_process_set(process_set)
 
 
 @pytest.mark.ranks(2, 3)
 def test_process_sets_that_cannot_be_used(gpu: Gpu, works: None) -> None:
     array = gpu.put(np.ones(3, np.float32))
-    one = ringar.add_process_set([0])
-    if not one.included():
+    process_set = ringar.add_process_set([0])
+    if not process_set.included():
         with pytest.raises(MismatchError, match=r"expected a member of process set"):
-            ringar.cupy.allreduce(array, process_set=one)
+            ringar.cupy.allreduce(array, process_set=process_set)
     with pytest.raises(ValueError, match="a root_rank out of the process set's ranks"):
-        ringar.cupy.broadcast(array, 1, process_set=one)
-    ringar.remove_process_set(one)
+        ringar.cupy.broadcast(array, 1, process_set=process_set)
+    ringar.remove_process_set(process_set)
     with pytest.raises(ValueError, match="a process set that is in use"):
-        ringar.cupy.allreduce(array, process_set=one)
+        ringar.cupy.allreduce(array, process_set=process_set)

@@ -7,11 +7,10 @@ import pytest
 
 import ringar
 from tests.collectives import common
+from tests.collectives.test_alltoall import TAILS, even, received_rows, splits_of
 from tests.cupy.collectives.common import MOVED, Dtype, Gpu
 
 pytestmark = pytest.mark.every_variant
-
-TAILS: list[tuple[int, ...]] = [(), (3,), (0,), (2, 1, 5)]
 
 
 def rows_of(rank: int, case: int) -> int:
@@ -63,29 +62,14 @@ def test_broadcast_in_place_and_into_arrays_that_are_there(gpu: Gpu) -> None:
     assert ringar.cupy.broadcast(array, root, out=other) is other
     common.assert_same(array.get(), inputs[rank])
     assert ringar.cupy.broadcast(array, root, out=array) is array
-    for one in (array, other):
-        common.assert_same(one.get(), inputs[root])
+    for result in (array, other):
+        common.assert_same(result.get(), inputs[root])
 
     groups = [[common.values(d, (4,), r) for d in ("int64", "bool")] for r in range(root + 1)]
     group = [gpu.put(a) for a in groups[rank]]
     ringar.cupy.grouped_broadcast(group, root, out=group)
     common.assert_all_same([a.get() for a in group], groups[root])
     assert ringar.cupy.grouped_broadcast([], root) == []
-
-
-def splits_of(rank: int, case: int) -> list[int]:
-    """The rows that `rank` sends to each rank, among them none."""
-    return [(3 * rank + 5 * to + case) % 4 for to in range(ringar.size())]
-
-
-def even(rows: int) -> list[int]:
-    return [rows // ringar.size() + (r < rows % ringar.size()) for r in range(ringar.size())]
-
-
-def for_this_rank(arrays: list[np.ndarray], splits: list[list[int]]) -> np.ndarray:
-    rank = ringar.rank()
-    ranges = [(sum(s[:rank]), sum(s[: rank + 1])) for s in splits]
-    return np.concatenate([a[i:j] for a, (i, j) in zip(arrays, ranges, strict=True)])
 
 
 @pytest.mark.parametrize("kind", MOVED)
@@ -97,11 +81,11 @@ def test_alltoall(gpu: Gpu, kind: str) -> None:
         array = dtype.put(inputs[rank])
         rows, counts = ringar.cupy.alltoall(array, splits[rank], **dtype.options)
         common.assert_same(counts, np.array([s[rank] for s in splits], np.int64))
-        common.assert_same(dtype.get(rows), for_this_rank(inputs, splits), (case, tail))
+        common.assert_same(dtype.get(rows), received_rows(inputs, splits), (case, tail))
 
         rows = ringar.cupy.alltoall(array, **dtype.options)
         evenly = [even(sum(s)) for s in splits]
-        common.assert_same(dtype.get(rows), for_this_rank(inputs, evenly), (case, tail))
+        common.assert_same(dtype.get(rows), received_rows(inputs, evenly), (case, tail))
 
 
 def test_splits_of_every_kind(gpu: Gpu) -> None:
@@ -121,7 +105,7 @@ def test_long_and_uneven(gpu: Gpu) -> None:
     splits[0][-1] = 200_000
     inputs = [common.values("int32", (sum(s), 2), r) for r, s in enumerate(splits)]
     rows, counts = ringar.cupy.alltoall(gpu.put(inputs[rank]), splits[rank])
-    common.assert_same(rows.get(), for_this_rank(inputs, splits))
+    common.assert_same(rows.get(), received_rows(inputs, splits))
     assert counts.tolist() == [s[rank] for s in splits]
     gathered = ringar.cupy.allgather(gpu.put(inputs[rank]))
     common.assert_same(gathered.get(), np.concatenate(inputs))

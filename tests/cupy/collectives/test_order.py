@@ -85,8 +85,8 @@ def test_results_of_one_collective_go_into_the_next(gpu: Gpu) -> None:
     with gpu.cupy.cuda.Stream(non_blocking=True):
         array = gpu.put(np.full((ranks, 3), rank, np.int64))
         for _ in range(20):
-            own = ringar.cupy.reducescatter(array, ringar.Sum)  # [1, 3]
-            array = ringar.cupy.allgather(own + np.int64(rank))
+            part = ringar.cupy.reducescatter(array, ringar.Sum)  # [1, 3]
+            array = ringar.cupy.allgather(part + np.int64(rank))
             array = ringar.cupy.broadcast(array, ranks - 1)
         received = array.get()
     rows = np.full(ranks, sum(range(ranks))) + np.arange(ranks)
@@ -117,14 +117,14 @@ def test_synchronize_waits(gpu: Gpu) -> None:
 
 def test_what_is_not_contiguous(gpu: Gpu) -> None:
     base = np.arange(60, dtype=np.float32).reshape(6, 10) + ringar.rank()
-    there = gpu.cupy.empty(base.shape, np.float32)
-    gpu.produce(there, base)
+    device_array = gpu.cupy.empty(base.shape, np.float32)
+    gpu.produce(device_array, base)
     total = ringar.size() * (base - ringar.rank()) + sum(range(ringar.size()))
     for view in (lambda a: a.T, lambda a: a[::2, ::3], lambda a: a[::-1], lambda a: a[1:, 2]):
-        result = ringar.cupy.allreduce(view(there), ringar.Sum)
+        result = ringar.cupy.allreduce(view(device_array), ringar.Sum)
         assert result.flags.c_contiguous
         common.assert_same(result.get(), np.ascontiguousarray(view(total)))
-    common.assert_same(there.get(), base)
+    common.assert_same(device_array.get(), base)
 
 
 def foreign(array: Any, protocol: str) -> Any:
@@ -146,13 +146,13 @@ def test_arrays_of_other_libraries(gpu: Gpu, protocol: str) -> None:
     ranks = ringar.size()
     array = gpu.cupy.empty((2, 3), np.float32)
     gpu.produce(array, np.full((2, 3), 1.5, np.float32))
-    given = foreign(array, protocol)
-    result = ringar.cupy.allreduce(given, ringar.Sum)
+    argument = foreign(array, protocol)
+    result = ringar.cupy.allreduce(argument, ringar.Sum)
     assert isinstance(result, gpu.cupy.ndarray)
     assert result.get().tolist() == [[1.5 * ranks] * 3] * 2
-    assert ringar.cupy.allreduce(given, ringar.Sum, out=given) is given
+    assert ringar.cupy.allreduce(argument, ringar.Sum, out=argument) is argument
     assert array.get().tolist() == [[1.5 * ranks] * 3] * 2
-    assert ringar.cupy.allgather(given).get().shape == (2 * ranks, 3)
+    assert ringar.cupy.allgather(argument).get().shape == (2 * ranks, 3)
 
 
 def test_threads_have_streams_of_their_own(gpu: Gpu) -> None:

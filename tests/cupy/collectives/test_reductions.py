@@ -22,11 +22,6 @@ def ops_for(kind: str) -> list[ringar.ReduceOp]:
     return [op for op in common.OPS if op is not ringar.Average or kind in FLOATING]
 
 
-def share(array: np.ndarray) -> np.ndarray:
-    """This rank's rows."""
-    return np.array_split(array, ringar.size())[ringar.rank()]
-
-
 @pytest.mark.parametrize("kind", REDUCIBLE)
 def test_allreduce(gpu: Gpu, kind: str) -> None:
     dtype = Dtype(gpu, kind)
@@ -48,7 +43,9 @@ def test_reducescatter(gpu: Gpu, kind: str) -> None:
             array = dtype.put(inputs[ringar.rank()])
             for op in ops_for(kind):
                 result = ringar.cupy.reducescatter(array, op, **dtype.options)
-                assert_close(dtype.get(result), share(common.reduced(op, inputs)), (op, rows, tail))
+                assert_close(
+                    dtype.get(result), common.share(common.reduced(op, inputs)), (op, rows, tail)
+                )
 
 
 @pytest.mark.parametrize("kind", FLOATING)
@@ -67,7 +64,7 @@ def test_factors(gpu: Gpu, kind: str) -> None:
             result = ringar.cupy.allreduce(array, op, **factors, **dtype.options)
             assert_close(dtype.get(result), expected, (op, before, after))
             part = ringar.cupy.reducescatter(array, op, **factors, **dtype.options)
-            assert_close(dtype.get(part), share(expected), (op, before, after))
+            assert_close(dtype.get(part), common.share(expected), (op, before, after))
     common.assert_same(dtype.get(array), inputs[ringar.rank()], "the input")
 
 
@@ -99,22 +96,22 @@ def mixed_group(rank: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("op", [ringar.Sum, ringar.Min])
 def test_groups_of_mixed_dtypes(gpu: Gpu, op: ringar.ReduceOp) -> None:
     groups = [mixed_group(r) for r in range(ringar.size())]
-    own = [gpu.put(array) for array in groups[ringar.rank()]]
-    results = ringar.cupy.grouped_allreduce(own, op)
-    shares = ringar.cupy.grouped_reducescatter(own, op)
-    assert len(results) == len(shares) == len(own)
+    inputs = [gpu.put(array) for array in groups[ringar.rank()]]
+    results = ringar.cupy.grouped_allreduce(inputs, op)
+    shares = ringar.cupy.grouped_reducescatter(inputs, op)
+    assert len(results) == len(shares) == len(inputs)
     for arrays, result, part in zip(zip(*groups, strict=True), results, shares, strict=True):
         expected = common.reduced(op, arrays)
         assert_close(result.get(), expected)
-        assert_close(part.get(), share(expected))
+        assert_close(part.get(), common.share(expected))
 
 
 def test_floating_arrays_of_a_group_are_scaled_one_dtype_after_the_other(gpu: Gpu) -> None:
     dtypes = ("float32", "float16", "float64", "float32")
     groups = [[common.values(d, (9,), r) for d in dtypes] for r in range(ringar.size())]
-    own = [gpu.put(array) for array in groups[ringar.rank()]]
+    inputs = [gpu.put(array) for array in groups[ringar.rank()]]
     options: dict[str, Any] = {"prescale_factor": 0.5, "postscale_factor": 3.0}
-    results = ringar.cupy.grouped_allreduce(own, ringar.Max, **options)
+    results = ringar.cupy.grouped_allreduce(inputs, ringar.Max, **options)
     for arrays, result in zip(zip(*groups, strict=True), results, strict=True):
         assert_close(result.get(), common.reduced(ringar.Max, arrays, 0.5, 3.0))
 
@@ -132,35 +129,35 @@ def test_groups_of_none_and_of_many(gpu: Gpu) -> None:
 @pytest.mark.parametrize("op", [ringar.Average, ringar.Product])
 def test_in_place_and_into_arrays_that_are_there(gpu: Gpu, op: ringar.ReduceOp) -> None:
     inputs = common.of_all_ranks("float32", (4, 5))
-    own, rank = inputs[ringar.rank()], ringar.rank()
+    values, rank = inputs[ringar.rank()], ringar.rank()
     options: dict[str, Any] = {"prescale_factor": 2.0, "postscale_factor": 0.5}
     expected = common.reduced(op, inputs, 2.0, 0.5)
 
-    array = gpu.put(own)
+    array = gpu.put(values)
     assert ringar.cupy.allreduce(array, op, out=array, **options) is array
     assert_close(array.get(), expected)
 
-    array, other = gpu.put(own), gpu.put(np.zeros_like(own))
+    array, other = gpu.put(values), gpu.put(np.zeros_like(values))
     assert ringar.cupy.allreduce(array, op, out=other, **options) is other
     assert_close(other.get(), expected)
-    common.assert_same(array.get(), own)
+    common.assert_same(array.get(), values)
 
-    group, wide = [gpu.put(own), gpu.put(own)], gpu.put(np.zeros((9, 5), np.float32))
-    out = [group[0], wide[2:6]]
+    group, matrix = [gpu.put(values), gpu.put(values)], gpu.put(np.zeros((9, 5), np.float32))
+    out = [group[0], matrix[2:6]]
     results = ringar.cupy.grouped_allreduce(group, op, out=out, **options)
     assert results[0] is out[0]
     assert results[1] is out[1]
     assert_close(out[0].get(), expected)
-    assert_close(wide.get(), np.pad(expected, [(2, 3), (0, 0)]))
+    assert_close(matrix.get(), np.pad(expected, [(2, 3), (0, 0)]))
 
-    part = share(expected)
-    mine = gpu.put(np.zeros_like(part))
-    assert ringar.cupy.reducescatter(array, op, out=mine, **options) is mine
-    assert_close(mine.get(), part, rank)
+    part = common.share(expected)
+    out_part = gpu.put(np.zeros_like(part))
+    assert ringar.cupy.reducescatter(array, op, out=out_part, **options) is out_part
+    assert_close(out_part.get(), part, rank)
     several = [gpu.put(np.zeros_like(part)) for _ in range(2)]
     ringar.cupy.grouped_reducescatter([array, array], op, out=several, **options)
-    for one in several:
-        assert_close(one.get(), part)
+    for result in several:
+        assert_close(result.get(), part)
 
 
 def test_arrays_of_several_megabytes(gpu: Gpu) -> None:

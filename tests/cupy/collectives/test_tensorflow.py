@@ -35,7 +35,7 @@ def _on_the_gpu(gpu: Gpu) -> Iterator[None]:
 def test_collectives(mode: str, dtype: str) -> None:
     ranks, rank = ringar.size(), ringar.rank()
     rows = np.arange(2 * ranks * 3).reshape(2 * ranks, 3).astype(dtype)
-    mine = slice(2 * rank, 2 * rank + 2)
+    part = slice(2 * rank, 2 * rank + 2)
 
     def all_of_them(tensor: tf.Tensor) -> list[tf.Tensor]:
         return [
@@ -53,16 +53,16 @@ def test_collectives(mode: str, dtype: str) -> None:
         total,
         largest,
         largest[:1],
-        total[mine],
+        total[part],
         np.concatenate([rows + rows.dtype.type(r) for r in range(ranks)]),
         largest,
-        np.concatenate([rows[mine] + rows.dtype.type(r) for r in range(ranks)]),
+        np.concatenate([rows[part] + rows.dtype.type(r) for r in range(ranks)]),
     ]
     function = MODES[mode](all_of_them)
     for _ in range(3):
         results = function(tf.constant(rows + rows.dtype.type(rank)))
-        for result, wanted in zip(results, expected, strict=True):
-            np.testing.assert_array_equal(result.numpy(), wanted)
+        for result, answer in zip(results, expected, strict=True):
+            np.testing.assert_array_equal(result.numpy(), answer)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -74,20 +74,20 @@ def test_training_keeps_the_ranks_together(jit_compile: bool) -> None:
 
     def model(optimizer: Any) -> Any:
         keras.utils.set_random_seed(2)
-        made = keras.Sequential(
+        net = keras.Sequential(
             [keras.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1)]
         )
-        made.compile(optimizer=optimizer, loss="mse", jit_compile=jit_compile)
-        return made
+        net.compile(optimizer=optimizer, loss="mse", jit_compile=jit_compile)
+        return net
 
-    alone = model(keras.optimizers.SGD(0.05))
-    alone.fit(x, y, batch_size=64, epochs=10, shuffle=False, verbose=0)
+    single = model(keras.optimizers.SGD(0.05))
+    single.fit(x, y, batch_size=64, epochs=10, shuffle=False, verbose=0)
     share = 64 // ringar.size()
-    own = slice(share * ringar.rank(), share * (ringar.rank() + 1))
+    part = slice(share * ringar.rank(), share * (ringar.rank() + 1))
     together = model(ringar.DistributedOptimizer(keras.optimizers.SGD(0.05)))
-    together.fit(x[own], y[own], batch_size=share, epochs=10, shuffle=False, verbose=0)
+    together.fit(x[part], y[part], batch_size=share, epochs=10, shuffle=False, verbose=0)
     if 64 % ringar.size() == 0:
-        for a, b in zip(alone.get_weights(), together.get_weights(), strict=True):
+        for a, b in zip(single.get_weights(), together.get_weights(), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-4)
     for array in together.get_weights():
         np.testing.assert_array_equal(ringar.broadcast(array, 0), array)

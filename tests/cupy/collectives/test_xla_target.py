@@ -70,12 +70,12 @@ def test_results_are_there_when_the_call_returns(gpu: Gpu) -> None:
 def test_every_collective(gpu: Gpu) -> None:
     ranks, rank = ringar.size(), ringar.rank()
     rows = np.arange(2 * ranks * 3, dtype=np.int32).reshape(2 * ranks, 3)
-    mine = slice(2 * rank, 2 * rank + 2)
+    part = slice(2 * rank, 2 * rank + 2)
     cases = {
-        "reducescatter": ((2, 3), ranks * rows[mine] + sum(range(ranks))),
+        "reducescatter": ((2, 3), ranks * rows[part] + sum(range(ranks))),
         "allgather": ((2 * ranks**2, 3), np.concatenate([rows + r for r in range(ranks)])),
         "broadcast": (rows.shape, rows + ranks - 1),
-        "alltoall": (rows.shape, np.concatenate([rows[mine] + r for r in range(ranks)])),
+        "alltoall": (rows.shape, np.concatenate([rows[part] + r for r in range(ranks)])),
     }
     with gpu.cupy.cuda.Stream(non_blocking=True):
         for name, (shape, expected) in cases.items():

@@ -9,12 +9,12 @@ import ringar.horovod.tensorflow as hvd
 
 world = MPI.COMM_WORLD
 # Each rank names the set that it is in; all ranks register both.
-own = hvd.ProcessSet(world.Split(color=world.rank % 2, key=-world.rank))
-hvd.init(comm=world, process_sets=[own])
+half = hvd.ProcessSet(world.Split(color=world.rank % 2, key=-world.rank))
+hvd.init(comm=world, process_sets=[half])
 assert hvd.mpi_enabled()
 assert hvd.mpi_threads_supported() is (MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 expected = [rank for rank in range(hvd.size()) if rank % 2 == hvd.rank() % 2]
-assert own.ranks == expected, own
-total = hvd.allreduce(tf.constant(hvd.rank()), op=hvd.Sum, process_set=own)
+assert half.ranks == expected, half
+total = hvd.allreduce(tf.constant(hvd.rank()), op=hvd.Sum, process_set=half)
 assert int(total) == sum(expected)
-print(f"rank {hvd.rank()} in {own.ranks}, its number {own.rank()}", flush=True)
+print(f"rank {hvd.rank()} in {half.ranks}, its number {half.rank()}", flush=True)

@@ -123,6 +123,6 @@ def once(state: Own) -> int:
     return state.value
 
 
-own = Own()
-own.register_reset_callbacks([lambda: setattr(own, "resets", own.resets + 10)])
-print(f"own: {run_fn(once)(own)} {own.resets}", flush=True)
+custom = Own()
+custom.register_reset_callbacks([lambda: setattr(custom, "resets", custom.resets + 10)])
+print(f"own: {run_fn(once)(custom)} {custom.resets}", flush=True)

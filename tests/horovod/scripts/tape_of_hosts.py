@@ -34,7 +34,7 @@ hvd.init(process_sets=[second])
 print(f"init: {hvd.rank()} of {hvd.size()}, on other {IS_OTHER}", flush=True)
 model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
 optimizer = keras.optimizers.SGD(RATE * hvd.size())
-unknown = keras.optimizers.SGD(RATE * hvd.size())  # to the state
+stranger = keras.optimizers.SGD(RATE * hvd.size())  # that the state does not hold
 x = tf.constant([[1.0], [2.0 + hvd.rank()]])
 
 
@@ -52,7 +52,7 @@ def train(state: Any) -> None:
     steps = 0
     while True:
         has_all = hvd.size() == SIZES[state.phase]
-        step(unknown if state.phase == DRIFT and has_all else optimizer)
+        step(stranger if state.phase == DRIFT and has_all else optimizer)
         steps += 1
         state.commit()
         if has_all and steps == 5:

@@ -52,19 +52,19 @@ def fast_if_small(settings: Settings) -> float:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock in the place of the computer's, and the options of a short search."""
-    found = Clock()
-    monkeypatch.setattr(clocks, "now", found)
+    fake_clock = Clock()
+    monkeypatch.setattr(clocks, "now", fake_clock)
     for name, value in LENGTHS.items():
         monkeypatch.setenv(f"RINGAR_AUTOTUNE_{name}", value)
-    return found
+    return fake_clock
 
 
 def optimizer(**options: Any) -> keras.optimizers.Optimizer:
     return ringar.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.9), **options)
 
 
-def train(model: keras.Model, *more: Any, steps: int = STEPS, **options: Any) -> None:
-    callbacks = [ringar.callbacks.Distributed(), *more]
+def train(model: keras.Model, *extra_callbacks: Any, steps: int = STEPS, **options: Any) -> None:
+    callbacks = [ringar.callbacks.Distributed(), *extra_callbacks]
     x, y = data(steps)
     model.fit(x, y, batch_size=2, shuffle=False, verbose=0, callbacks=callbacks, **options)
 
@@ -105,21 +105,21 @@ def test_the_fastest_settings_stay_and_weights_have_the_same_bits(
     with caplog.at_level(logging.INFO, "ringar"):
         model = tuned_and_untuned(compiled(), clock, monkeypatch, epochs=2)
     rows = rows_of(log)
-    tried = [row for row in rows if row["phase"] == "search"]
-    fastest = min(tried, key=lambda row: float(row["seconds"]))
+    samples = [row for row in rows if row["phase"] == "search"]
+    fastest = min(samples, key=lambda row: float(row["seconds"]))
     chosen = tuned.of(model)
     assert [row["phase"] for row in rows] == [
         "warm-up", *["search"] * 3, *["compare"] * 10, "chosen"
     ]  # fmt: skip
     sizes = [chosen.bucket_bytes, chosen.first_bucket_bytes]
     for row in (fastest, rows[-1]):
-        written = [row["bucket_bytes"], row["first_bucket_bytes"]]
-        assert written == [str(size or "default") for size in sizes]
+        columns = [row["bucket_bytes"], row["first_bucket_bytes"]]
+        assert columns == [str(size or "default") for size in sizes]
     assert chosen != DEFAULTS
     assert float(rows[0]["seconds"]) == fast_if_small(DEFAULTS)
     assert float(rows[-1]["seconds"]) == pytest.approx(fast_if_small(chosen), rel=1e-5)
-    said = [record.message for record in caplog.records if "Autotune: tried 3" in record.message]
-    assert len(said) == (ringar.rank() == 0)
+    texts = [record.message for record in caplog.records if "Autotune: tried 3" in record.message]
+    assert len(texts) == (ringar.rank() == 0)
     # Another training goes on with what was found, and begins no search.
     train(model)
     assert tuned.of(model) == chosen
@@ -134,9 +134,9 @@ def test_the_defaults_stay_where_they_are_the_fastest(
     clock.cost = lambda settings: 1.0 + (settings != DEFAULTS)
     model = tuned_and_untuned(compiled(), clock, monkeypatch, epochs=2)
     assert tuned.of(model) == DEFAULTS
-    its = tuning.of(model)
-    assert its is not None
-    assert its.is_done
+    tuner = tuning.of(model)
+    assert tuner is not None
+    assert tuner.is_done
 
 
 class WithTape(keras.Sequential):
@@ -203,9 +203,9 @@ def test_the_data_of_a_rank_may_end_before_the_steps_of_the_epoch(
     steps = 14 - 7 * (ringar.rank() == 1)
     model = tuned_and_untuned(make, clock, monkeypatch, steps=steps, steps_per_epoch=14, epochs=3)
     assert ringar.allgather_object(common.digest(model)) == [common.digest(model)] * ringar.size()
-    its = tuning.of(model)
-    assert its is not None
-    assert its.progress[-1] != 0  # the windows that have ended
+    tuner = tuning.of(model)
+    assert tuner is not None
+    assert tuner.progress[-1] != 0  # the windows that have ended
 
 
 class Stop(keras.callbacks.Callback):
@@ -229,11 +229,11 @@ def test_a_rank_may_stop_at_any_batch_of_a_window(
     clock.model = model = compiled()()
     for batch in [1, *range(3, 10), 30, 30, 30]:
         train(model, Stop(batch))  # which compares weights at its end
-    its = tuning.of(model)
-    assert its is not None
-    own = (common.digest(model), its.progress)
-    assert ringar.allgather_object(own) == [own] * ringar.size()
-    assert its.is_done
+    tuner = tuning.of(model)
+    assert tuner is not None
+    state = (common.digest(model), tuner.progress)
+    assert ringar.allgather_object(state) == [state] * ringar.size()
+    assert tuner.is_done
     assert tuned.of(model) != DEFAULTS
 
 
@@ -247,15 +247,15 @@ def test_a_job_of_the_same_kind_begins_with_what_was_found(
     monkeypatch.setenv("RINGAR_AUTOTUNE", "1")
     clock.model = first = compiled()()
     train(first, epochs=2)
-    found = tuned.of(first)
+    settings = tuned.of(first)
     rows = len(rows_of(log))
     clock.model = model = compiled()()
     with caplog.at_level(logging.INFO, "ringar"):
         train(model)
-    assert tuned.of(model) == found != DEFAULTS
+    assert tuned.of(model) == settings != DEFAULTS
     assert len(rows_of(log)) == rows
     assert [r.message for r in caplog.records if "Autotune" in r.message] == (
-        [f"Autotune: took {found} from {path}."] if ringar.rank() == 0 else []
+        [f"Autotune: took {settings} from {path}."] if ringar.rank() == 0 else []
     )
     # A model with other variables is another job.
     caplog.clear()
@@ -264,10 +264,10 @@ def test_a_job_of_the_same_kind_begins_with_what_was_found(
     other.compile(optimizer(), "mse")
     with caplog.at_level(logging.INFO, "ringar"):
         train(other)
-    said = [r.message for r in caplog.records if "Autotune" in r.message]
+    messages = [r.message for r in caplog.records if "Autotune" in r.message]
     assert len(rows_of(log)) > rows
     if ringar.rank() == 0:
-        assert said[0] == f"Autotune: {path} has no settings for this job; they are searched."
+        assert messages[0] == f"Autotune: {path} has no settings for this job; they are searched."
 
 
 @pytest.mark.ranks(2, 3)
@@ -278,18 +278,18 @@ def test_what_is_not_tuned_says_why_on_one_rank(
     local = common.dense_model()
     local.compile(ringar.LocalSGD("sgd", period=2), "mse")
     train(local)
-    unknown, one_step = compiled()(), compiled()()
+    model, one_step = compiled()(), compiled()()
     x, y = data(4)
     batches = ((x[i : i + 2], y[i : i + 2]) for i in range(0, 8, 2))
-    unknown.fit(batches, verbose=0, callbacks=[ringar.callbacks.Distributed()])
+    model.fit(batches, verbose=0, callbacks=[ringar.callbacks.Distributed()])
     train(one_step, steps=1)
-    said = [record.message for record in caplog.records if "Autotune" in record.message]
+    messages = [record.message for record in caplog.records if "Autotune" in record.message]
     if ringar.rank() > 0:
-        assert not said
+        assert not messages
         return
     reasons = ("in every step", "pass `steps_per_epoch`", "an epoch has one step")
-    assert len(said) == 3
-    for message, reason in zip(said, reasons, strict=True):
+    assert len(messages) == 3
+    for message, reason in zip(messages, reasons, strict=True):
         assert message.startswith("Autotune: the defaults stay: ")
         assert reason in message
 
@@ -305,20 +305,20 @@ def test_a_search_that_has_not_ended_says_so_and_leaves_no_trial_behind(
     for steps in (9, 5):
         train(model, steps=steps)
     assert tuned.of(model) != DEFAULTS
-    said = [r.message for r in caplog.records if "has ended before the search" in r.message]
-    assert len(said) == (ringar.rank() == 0)
-    assert all("after 2 of at most 14 samples of 2 steps" in message for message in said)
-    its = tuning.of(model)
-    assert its is not None
-    measured = its.progress[-1]
+    messages = [r.message for r in caplog.records if "has ended before the search" in r.message]
+    assert len(messages) == (ringar.rank() == 0)
+    assert all("after 2 of at most 14 samples of 2 steps" in message for message in messages)
+    tuner = tuning.of(model)
+    assert tuner is not None
+    measured = tuner.progress[-1]
     x, y = data(4)
     batches = ((x[i : i + 2], y[i : i + 2]) for i in range(0, 8, 2))
     model.fit(batches, verbose=0, callbacks=[ringar.callbacks.Distributed()])
     assert tuned.of(model) == DEFAULTS
     train(model, epochs=2)
-    assert its.is_done
-    assert tuning.of(model) is its
-    assert its.progress[-1] == 14 != measured
+    assert tuner.is_done
+    assert tuning.of(model) is tuner
+    assert tuner.progress[-1] == 14 != measured
     assert tuned.of(model) != DEFAULTS
 
 
@@ -333,7 +333,7 @@ def test_hosts_are_those_of_the_ranks_that_train(monkeypatch: pytest.MonkeyPatch
     ringar.remove_process_set(ranks)
 
 
-def wrong(name: str, rank: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
+def expected_error(name: str, rank: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     """Prepare what is wrong, and return what the error must say."""
     monkeypatch.setenv("RINGAR_AUTOTUNE", "1")
     if name == "some":
@@ -363,7 +363,7 @@ def wrong(name: str, rank: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -
 def test_what_is_wrong_is_an_error_on_every_rank_before_the_first_step(
     name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, shared_tmp_path: Path, rank: int
 ) -> None:
-    message = wrong(name, rank, monkeypatch, shared_tmp_path)
+    message = expected_error(name, rank, monkeypatch, shared_tmp_path)
     clock.model = model = compiled()()
     before = common.values(model)
     kind = ringar.errors.UnsupportedError if name == "optuna" else ValueError

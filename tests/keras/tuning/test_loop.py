@@ -29,11 +29,11 @@ class Loop:
     def __init__(self, graph: bool) -> None:
         self.model, self.sgd = layers(), keras.optimizers.SGD(0.01, momentum=0.9)
         self.sgd.build(self.model.trainable_variables)
-        self.graph, self.seen = graph, list[Settings]()
+        self.graph, self.settings = graph, list[Settings]()
 
     def make(self) -> Step:
         def train(x: Any, y: Any) -> tf.Tensor:
-            self.seen.append(tuned.current())
+            self.settings.append(tuned.current())
             with ringar.DistributedGradientTape(tf.GradientTape()) as tape:
                 loss = tf.reduce_mean(tf.square(self.model(x, training=True) - y))
             variables = self.model.trainable_variables
@@ -64,7 +64,7 @@ def test_weights_have_the_same_bits(graph: bool, monkeypatch: pytest.MonkeyPatch
     def scripted() -> float:
         """The defaults take 2 s, others 1 s."""
         nonlocal now
-        now += 1.0 + (loop.seen[-1:] in ([], [DEFAULTS]))
+        now += 1.0 + (loop.settings[-1:] in ([], [DEFAULTS]))
         return now
 
     for name, value in LENGTHS.items():
@@ -72,11 +72,11 @@ def test_weights_have_the_same_bits(graph: bool, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RINGAR_AUTOTUNE", "1")
     monkeypatch.setattr(clock, "now", scripted)
     loop = Loop(graph)
-    found = loop.run()
-    assert all((a == b).all() for a, b in zip(found, expected, strict=True))
-    assert set(plain.seen) == {DEFAULTS}
-    assert len(set(loop.seen)) == 3
-    assert loop.seen[-1] != DEFAULTS
+    weights = loop.run()
+    assert all((a == b).all() for a, b in zip(weights, expected, strict=True))
+    assert set(plain.settings) == {DEFAULTS}
+    assert len(set(loop.settings)) == 3
+    assert loop.settings[-1] != DEFAULTS
 
 
 @pytest.mark.ranks(2, 3)

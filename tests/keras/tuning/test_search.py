@@ -37,22 +37,22 @@ class Listed:
     """Propose what a list has, and keep what is told."""
 
     def __init__(self, *proposals: Settings) -> None:
-        self.proposals, self.told = list(proposals), list[float]()
+        self.proposals, self.seconds = list(proposals), list[float]()
 
     def ask(self) -> Settings:
         return self.proposals.pop(0)
 
     def tell(self, seconds: float) -> None:
-        self.told.append(seconds)
+        self.seconds.append(seconds)
 
 
 def run(space: Space, sampler: Any, cost: Cost, *lengths: int) -> tuple[list[Sample], Choice]:
     samples: list[Sample] = []
-    its = search(space, sampler, *lengths)
+    trials = search(space, sampler, *lengths)
     try:
-        samples.append(next(its))
+        samples.append(next(trials))
         while True:
-            samples.append(its.send(cost(samples[-1].settings)))
+            samples.append(trials.send(cost(samples[-1].settings)))
     except StopIteration as end:
         return samples, end.value
 
@@ -63,8 +63,8 @@ def test_settings_that_make_the_same_step_are_one() -> None:
     steps: dict[Any, set[Settings]] = {}
     for limit in space.dimensions["bucket_bytes"]:
         for first in space.dimensions["first_bucket_bytes"]:
-            its: Any = Settings(limit, first)  # type: ignore[arg-type]
-            plan = tuple(bucket.indices for bucket in buckets.plan(SPECS, *its.limits(None)))
+            settings: Any = Settings(limit, first)  # type: ignore[arg-type]
+            plan = tuple(bucket.indices for bucket in buckets.plan(SPECS, *settings.limits(None)))
             same = space.settings({"bucket_bytes": limit, "first_bucket_bytes": first})
             steps.setdefault(plan, set()).add(same)
     assert all(len(names) == 1 for names in steps.values())
@@ -99,16 +99,16 @@ def test_what_the_user_has_chosen_is_not_searched() -> None:
 
 
 def test_the_defaults_come_first_and_again_in_turns_with_the_best() -> None:
-    some, best = Settings(32 * MIB), Settings(16 * MIB)
-    sampler = Listed(DEFAULTS, some, DEFAULTS, best)
-    cost = {DEFAULTS: 1.0, some: 0.9, best: 0.8}.__getitem__
+    candidate, best = Settings(32 * MIB), Settings(16 * MIB)
+    sampler = Listed(DEFAULTS, candidate, DEFAULTS, best)
+    cost = {DEFAULTS: 1.0, candidate: 0.9, best: 0.8}.__getitem__
     samples, choice = run(Space(Job(2, 1, SPECS)), sampler, cost, 2, 3)
     phases = [sample.phase for sample in samples]
     assert phases == ["warm-up"] * 2 + ["search"] * 3 + ["compare"] * 2 * TURNS
-    tried = [sample.settings for sample in samples]
-    assert tried[:5] == [DEFAULTS, DEFAULTS, DEFAULTS, some, best]
-    assert sampler.told == [1.0, 0.9, 1.0, 0.8]  # what is known is not measured again
-    turns = tried[5:]
+    trials = [sample.settings for sample in samples]
+    assert trials[:5] == [DEFAULTS, DEFAULTS, DEFAULTS, candidate, best]
+    assert sampler.seconds == [1.0, 0.9, 1.0, 0.8]  # what is known is not measured again
+    turns = trials[5:]
     assert all(set(turns[i : i + 2]) == {best, DEFAULTS} for i in range(0, 2 * TURNS, 2))
     assert turns[0] is DEFAULTS
     assert turns[2] is best
@@ -145,10 +145,10 @@ def test_beyond_noise_is_a_t_test_of_pairs(shift: float) -> None:
     rng = np.random.default_rng(0)
     verdicts = set()
     for _ in range(200):
-        some, others = rng.normal(1.0, 0.1, TURNS), rng.normal(1.0 + shift, 0.1, TURNS)
-        p = stats.ttest_rel(some, others, alternative="less").pvalue
+        samples, rivals = rng.normal(1.0, 0.1, TURNS), rng.normal(1.0 + shift, 0.1, TURNS)
+        p = stats.ttest_rel(samples, rivals, alternative="less").pvalue
         if abs(p - 0.05) > 1e-3:
-            assert is_faster(some.tolist(), others.tolist()) == (p < 0.05)
+            assert is_faster(samples.tolist(), rivals.tolist()) == (p < 0.05)
             verdicts.add(bool(p < 0.05))
     assert verdicts == {False, True}
     assert not is_faster([1.0] * TURNS, [1.0] * TURNS)
@@ -166,7 +166,7 @@ def valley(settings: Settings) -> float:
 
 def test_proposals_lead_to_the_least_of_all_steps() -> None:
     space = Space(Job(2, 2, SPECS))
-    every = [
+    combinations = [
         space.settings({"bucket_bytes": a, "first_bucket_bytes": b, "algorithm": c})
         for a in space.dimensions["bucket_bytes"]
         for b in space.dimensions["first_bucket_bytes"]
@@ -174,7 +174,7 @@ def test_proposals_lead_to_the_least_of_all_steps() -> None:
     ]
     samples, choice = run(space, BayesianSampler(space), valley, 0, 20)
     assert samples[0].settings == DEFAULTS
-    costs = sorted(map(valley, set(every)))
+    costs = sorted(map(valley, set(combinations)))
     assert choice.seconds <= costs[len(costs) // 10]  # of the best tenth
     again, _ = run(space, BayesianSampler(space), valley, 0, 20)
     assert again == samples
@@ -222,12 +222,12 @@ def test_the_log_has_a_row_for_each_sample(tmp_path: Path) -> None:
 
 def test_a_file_of_settings_holds_them_by_kind(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "settings.json"
-    one, other = files.Kind.of(Job(2, 1, SPECS)), files.Kind.of(Job(2, 1, SPECS[:4]))
-    assert files.load(path, one) is None
-    found = {one: Settings(MIB, 2 * MIB, "ring"), other: Settings(compression="bf16")}
-    for kind, settings in [*found.items(), (one, Settings(4 * MIB)), (one, found[one])]:
+    first, second = files.Kind.of(Job(2, 1, SPECS)), files.Kind.of(Job(2, 1, SPECS[:4]))
+    assert files.load(path, first) is None
+    table = {first: Settings(MIB, 2 * MIB, "ring"), second: Settings(compression="bf16")}
+    for kind, settings in [*table.items(), (first, Settings(4 * MIB)), (first, table[first])]:
         files.store(path, kind, Choice(settings, 1.0, 2.0, 3))
-    assert {kind: files.load(path, kind) for kind in found} == found
+    assert {kind: files.load(path, kind) for kind in table} == table
     assert len(json.loads(path.read_text())["settings"]) == 2
     differing = [Job(3, 1, SPECS), Job(2, 2, SPECS), Job(2, 1, SPECS, {"bucket_bytes": MIB})]
     assert [files.load(path, files.Kind.of(job)) for job in differing] == [None] * 3
@@ -264,8 +264,8 @@ def test_a_file_that_cannot_be_written_any_longer_ends_no_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "folder" / "settings.json"
-    asked = options.Options(warmup=0, samples=3, settings=path, log=tmp_path / "log.csv")
-    director = Director(Job(2, 1, SPECS), asked)
+    choices = options.Options(warmup=0, samples=3, settings=path, log=tmp_path / "log.csv")
+    director = Director(Job(2, 1, SPECS), choices)
     path.parent.rmdir()
     path.parent.touch()
     decision = director.first
@@ -283,7 +283,7 @@ def test_options() -> None:
     assert not options.is_wanted({"RINGAR_AUTOTUNE": "0"})
     assert options.is_wanted({"RINGAR_AUTOTUNE": "1"})
     assert options.read({}) == options.Options()
-    given = {
+    values = {
         "RINGAR_AUTOTUNE_COMPRESSION": "1",
         "RINGAR_AUTOTUNE_WARMUP_SAMPLES": "0",
         "RINGAR_AUTOTUNE_STEPS_PER_SAMPLE": "7",
@@ -291,7 +291,7 @@ def test_options() -> None:
         "RINGAR_AUTOTUNE_LOG": "a.csv",
         "RINGAR_AUTOTUNE_SETTINGS": "b.json",
     }
-    assert options.read(given) == options.Options(True, 0, 7, 9, Path("a.csv"), Path("b.json"))
+    assert options.read(values) == options.Options(True, 0, 7, 9, Path("a.csv"), Path("b.json"))
     for name, value in (("", "yes"), ("_COMPRESSION", "2")):
         with pytest.raises(ValueError, match=f"RINGAR_AUTOTUNE{name} must be 0 or 1"):
             (options.read if name else options.is_wanted)({f"RINGAR_AUTOTUNE{name}": value})

@@ -21,9 +21,9 @@ K, R = nets.K, nets.R
 
 @pytest.fixture
 def grid(size: int) -> Iterator[ringar.parallel.Grid]:
-    made = ringar.parallel.Grid(model=size)
-    yield made
-    made.close()
+    strips = ringar.parallel.Grid(model=size)
+    yield strips
+    strips.close()
 
 
 def tile_of(*shape: int) -> Any:

@@ -83,11 +83,11 @@ def gradients(layers: list[Any], x: tf.Tensor) -> tuple[np.ndarray, list[np.ndar
     return y.numpy(), [np.asarray(g) for g in tape.gradient(loss, [x, *weights])]
 
 
-def check(name: str, grid: ringar.parallel.Grid, **more: Any) -> None:
+def check(name: str, grid: ringar.parallel.Grid, **overrides: Any) -> None:
     kind, options, size = LAYERS[name]
     if name == "channels first" and not convolves_channels_first():
         pytest.skip("TensorFlow convolves with channels first only with oneDNN")
-    options = {**options, **more}
+    options = {**options, **overrides}
     if issubclass(kind, R.PartitionedConv2D | R.PartitionedLocallyConnected2D):
         options = {"filters": 6, **options}
         options["bias_initializer"] = keras.initializers.RandomNormal(seed=1)
@@ -99,18 +99,19 @@ def check(name: str, grid: ringar.parallel.Grid, **more: Any) -> None:
     x = tf.transpose(x, [0, 3, 1, 2]) if order else x
     ends = [] if "Global" in kind.__name__ else [R.GatherPlane(grid=grid, **order)]
     layer = kind(grid=grid, **options)
-    y, mine = gradients([R.CutPlane(grid=grid, **order), layer, *ends], x)
-    one = layer.whole_layer()
-    expected, whole = gradients([one], x)
+    y, slopes = gradients([R.CutPlane(grid=grid, **order), layer, *ends], x)
+    reference = layer.whole_layer()
+    expected, expected_slopes = gradients([reference], x)
     np.testing.assert_allclose(y, expected, atol=1e-5)
-    np.testing.assert_allclose(mine[0], whole[0], atol=1e-5)
-    for its, all_of_it, variable in zip(mine[1:], whole[1:], layer.trainable_weights, strict=True):
+    np.testing.assert_allclose(slopes[0], expected_slopes[0], atol=1e-5)
+    slopes_of_weights = zip(slopes[1:], expected_slopes[1:], layer.trainable_weights, strict=True)
+    for slope, expected_slope, variable in slopes_of_weights:
         cut = cut_of(variable)
         # What an optimizer on the grid does: the average of whole weights' gradients.
-        total = its if cut is not None else ringar.allreduce(its, name=variable.name)
-        scale = max(1.0, float(np.abs(all_of_it).max()))
+        total = slope if cut is not None else ringar.allreduce(slope, name=variable.name)
+        scale = max(1.0, float(np.abs(expected_slope).max()))
         np.testing.assert_allclose(
-            total, nets.part(all_of_it, variable), atol=1e-5 * scale, err_msg=variable.path
+            total, nets.part(expected_slope, variable), atol=1e-5 * scale, err_msg=variable.path
         )
 
 
@@ -169,13 +170,13 @@ def test_means_at_the_edge_in_double_precision(size: int) -> None:
     """The shares of a window that are in the plane are no float32 numbers."""
     grid = ringar.parallel.Grid(model=size)
     try:
-        whole = np.random.default_rng(0).normal(size=(1, 5, 4, 1))
+        image = np.random.default_rng(0).normal(size=(1, 5, 4, 1))
         options: dict[str, Any] = {"strides": 1, "padding": "same", "dtype": "float64"}
         x = R.PartitionedAveragePooling2D(3, grid=grid, **options)(
-            R.CutPlane(grid=grid, dtype="float64")(tf.constant(whole))
+            R.CutPlane(grid=grid, dtype="float64")(tf.constant(image))
         )
-        found = R.GatherPlane(grid=grid, dtype="float64")(x)
-        expected = K.AveragePooling2D(3, **options)(whole)
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        means = R.GatherPlane(grid=grid, dtype="float64")(x)
+        expected = K.AveragePooling2D(3, **options)(image)
+        np.testing.assert_allclose(means, expected, rtol=1e-12)
     finally:
         grid.close()

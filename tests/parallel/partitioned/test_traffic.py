@@ -41,13 +41,13 @@ def crossing(layer: Any, size: tuple[int, int], tiles: tuple[int, int], sender: 
         for m, s, e, n in zip(out, layer.strides, reach, size, strict=True)
     ]
     have, reads = owner(size, tiles), owner((out[0], out[1]), tiles)
-    needed = set()
+    needs = set()
     for o in itertools.product(range(out[0]), range(out[1])):
         for tap in itertools.product(range(kernel[0]), range(kernel[1])):
             pixel = tuple(o[i] * layer.strides[i] - front[i] + tap[i] * dilation[i] for i in (0, 1))
             if all(0 <= p < n for p, n in zip(pixel, size, strict=True)):
-                needed.add((pixel, int(reads[o])))
-    across = [(int(have[pixel]), to) for pixel, to in needed if have[pixel] != to]
+                needs.add((pixel, int(reads[o])))
+    across = [(int(have[pixel]), to) for pixel, to in needs if have[pixel] != to]
     return [sum(a == sender for a, _ in across), sum(b == sender for _, b in across)]
 
 
@@ -65,7 +65,7 @@ def test_bytes_of_a_net(size: int) -> None:
     grid = ringar.parallel.Grid(model=nets.TILES[size][-1])
     try:
         model = nets.seeded(nets.cut_net)
-        sent = steps(model, grid)
+        traffic = steps(model, grid)
         me, batch = grid.part, nets.BATCH // grid.data
         sizes = {"conv1": (13, 11, 3), "conv2": (7, 6, 6), "pool1": (7, 6, 6), "local": (7, 6, 6),
                  "pool2": (6, 5, 5)}  # fmt: skip
@@ -74,15 +74,15 @@ def test_bytes_of_a_net(size: int) -> None:
             if name == "conv1":
                 take = 0  # images have no gradient
             bytes_ = nets.STEPS * batch * channels * FLOAT * (give + take)
-            assert sent[name].bytes == bytes_, name
-            assert sent[name].calls == nets.STEPS * (1 if name == "conv1" else 2), name
+            assert traffic[name].bytes == bytes_, name
+            assert traffic[name].calls == nets.STEPS * (1 if name == "conv1" else 2), name
         tile = int((owner((6, 5), grid.tiles) == me).sum()) * 5 * batch * FLOAT
-        assert sent["join"].bytes == nets.STEPS * (size - 1) * tile
-        assert sent["join"].calls == nets.STEPS
-        assert sent["mean"].calls == nets.STEPS, "nothing goes back"
+        assert traffic["join"].bytes == nets.STEPS * (size - 1) * tile
+        assert traffic["join"].calls == nets.STEPS
+        assert traffic["mean"].calls == nets.STEPS, "nothing goes back"
         total = 2 * (size - 1) * batch * 5 * FLOAT / size
-        assert sent["mean"].bytes == pytest.approx(nets.STEPS * total, abs=nets.STEPS)
-        assert "cut" not in sent
+        assert traffic["mean"].bytes == pytest.approx(nets.STEPS * total, abs=nets.STEPS)
+        assert "cut" not in traffic
     finally:
         grid.close()
 
@@ -109,12 +109,12 @@ def test_weights_of_a_tile_are_not_exchanged(size: int) -> None:
         x = R.PartitionedConv2D(4, 3, padding="same", name="conv")(R.CutPlane()(images))
         x = R.PartitionedLocallyConnected2D(12, 3, padding="same", name="local")(x)
         model = keras.Model(images, R.PartitionedGlobalAveragePooling2D()(x))
-        sent = steps(model, grid)
-        assert sent["gradients"].calls == nets.STEPS
+        traffic = steps(model, grid)
+        assert traffic["gradients"].calls == nets.STEPS
         control = 3  # numbers in front of a bucket (ringar.collectives.shares)
         kernels = (model.get_layer("conv").count_params() + control) * FLOAT
         expected = 2 * kernels * (size - 1) / size
-        assert sent["gradients"].bytes == pytest.approx(
+        assert traffic["gradients"].bytes == pytest.approx(
             nets.STEPS * expected, abs=nets.STEPS * size
         )
         result = math.prod((13, 11)) * (9 * 4 * 12 + 12)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import ringar
 from tests.asynchronous import periods
+from tests.interruption import Interrupt
 from tests.keras import common, uneven
 from tests.plugin import fast_if
 
@@ -185,20 +186,12 @@ def test_one_rank_stops_all(rank: int, size: int, exchange: Exchange) -> None:
 def test_an_interrupted_run_goes_on_within_a_period(
     rule: str, rank: int, size: int, shared_tmp_path: Path
 ) -> None:
-    class Crash(keras.callbacks.Callback):
-        left = 8
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.left -= 1
-            if self.left == 0:
-                raise InterruptedError
-
     wrap = RULES[rule][0]
     batches = [common.regression(4, 10 * rank + k) for k in range(5)]
     backup = keras.callbacks.BackupAndRestore(shared_tmp_path, save_freq=3)
     expected = fit(wrap, batches, adam, 3)
     with pytest.raises(InterruptedError):
-        fit(wrap, batches, adam, 3, [backup, Crash()])
+        fit(wrap, batches, adam, 3, [backup, Interrupt(8)])
     assert common.digest(fit(wrap, batches, adam, 3, [backup])) == common.digest(expected)
 
 

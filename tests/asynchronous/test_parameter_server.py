@@ -18,6 +18,7 @@ from ringar.asynchronous.log import LOST
 from ringar.asynchronous.partition import Description, partition
 from ringar.asynchronous.shard_files import ShardFiles
 from tests import one_process
+from tests.comparison import assert_all_close
 from tests.keras import common
 from tests.plugin import fast_if
 
@@ -82,8 +83,7 @@ def final_values(server: ringar.ParameterServer) -> dict[int, list[np.ndarray]]:
 def equal(found: dict[int, list[np.ndarray]], expected: Sequence[Sequence[np.ndarray]]) -> None:
     assert len(found) == len(expected)
     for number, arrays in enumerate(expected):
-        for one, other in zip(found[number], arrays, strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert_all_close(found[number], arrays)
 
 
 def run(
@@ -167,8 +167,7 @@ def test_versions_of_a_second_fit(control: str) -> None:
     gradients = asynchronous.gradients_of(dense_model(), batches)
     replayed = one_process.compute(lambda: asynchronous.replay(log, before, gradients))
     for number, arrays in enumerate(replayed):
-        for one, other in zip(values[number], arrays, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+        assert_all_close(values[number], arrays, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +188,7 @@ def test_synchronous_limits(control: asynchronous.StalenessControl, size: int) -
             model.train_on_batch(*(np.concatenate(part) for part in zip(*batches, strict=True)))
         return [np.array(v) for v in model.trainable_variables]
 
-    for one, other in zip(values[0], one_process.compute(synchronous), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_all_close(values[0], one_process.compute(synchronous), rtol=1e-5, atol=1e-6)
 
 
 def data_of(worker: int, batches: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
@@ -219,8 +217,7 @@ def test_one_replica_is_serial_sgd() -> None:
     serial.compile(sgd(), "mse")
     expected = serial.fit(*data_of(0), batch_size=8, epochs=2, shuffle=False, verbose=0)
     assert history.history == expected.history
-    for one, other in zip(model.get_weights(), serial.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_close(model.get_weights(), serial.get_weights())
 
 
 @pytest.mark.parametrize(
@@ -268,8 +265,7 @@ def test_exclusions_and_constraints_of_the_model_hold_on_shards() -> None:
     with ringar.ParameterServer(model, decaying(), shards=3) as server:
         model.compile(ringar.Downpour("sgd", server), "mse")
         model.fit(x, y, batch_size=2, verbose=0, shuffle=False)
-    for variable, other in zip(model.variables, expected.variables, strict=True):
-        np.testing.assert_array_equal(variable, other)
+    assert_all_close(model.variables, expected.variables)
 
 
 @pytest.mark.ranks(2, 3)
@@ -291,11 +287,9 @@ def test_all_ranks_end_with_the_last_weights_and_statistics(
     assert all((b != np.array(v)).any() for b, v in zip(before, model.variables, strict=True))
     of_ranks = ringar.allgather_object([np.array(weight) for weight in model.weights])
     for other in of_ranks[1:]:
-        for value, first in zip(other, of_ranks[0], strict=True):
-            np.testing.assert_array_equal(value, first)
+        assert_all_close(other, of_ranks[0])
     served = list(final_values(server)[0])
-    for value, variable in zip(served, model.trainable_variables, strict=True):
-        np.testing.assert_array_equal(value, variable)
+    assert_all_close(served, model.trainable_variables)
 
 
 def test_a_warm_start_ends_when_the_first_worker_does(size: int) -> None:
@@ -444,8 +438,7 @@ def test_checkpoints_of_the_first_worker(shared_tmp_path: Path, size: int) -> No
     loaded = keras.saving.load_model(path)
     assert type(loaded.optimizer) is keras.optimizers.SGD
     of_first = ringar.broadcast_object(after[-1])
-    for one, other in zip(loaded.get_weights(), of_first, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_close(loaded.get_weights(), of_first)
     assert len(os.listdir(shared_tmp_path)) == 1
 
 

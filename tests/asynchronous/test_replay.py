@@ -27,6 +27,7 @@ from ringar.asynchronous.staleness import (
 from ringar.asynchronous.turnstile import Turnstile
 from ringar.errors import MismatchError
 from tests.asynchronous import workers
+from tests.comparison import assert_all_close
 from tests.keras import common
 
 pytestmark = pytest.mark.ranks(1)
@@ -291,8 +292,7 @@ def test_gradients_of_a_model() -> None:
     model.train_on_batch(x, y)
     trained = [np.array(variable) for variable in model.trainable_variables]
     moved = [(a - b) / 0.01 for a, b in zip(whole[0], trained, strict=True)]
-    for gradient, expected in zip([dense, kernel, bias], moved, strict=True):
-        np.testing.assert_allclose(gradient, expected, atol=2e-5)
+    assert_all_close([dense, kernel, bias], moved, atol=2e-5)
     with pytest.raises(ValueError, match=r"must be the trainable variables, in their order"):
         gradients_of(model, lambda *_: (x, y))(0, 0, cut(whole[0])[::-1])
     with pytest.raises(ValueError, match=r"must be compiled, and built"):

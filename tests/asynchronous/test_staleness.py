@@ -23,6 +23,7 @@ from ringar.asynchronous.staleness import (
 from ringar.errors import MismatchError
 from tests.asynchronous import workers
 from tests.asynchronous.workers import push, vector_shard
+from tests.comparison import assert_all_close
 from tests.plugin import fast_if
 
 pytestmark = pytest.mark.ranks(1)
@@ -166,8 +167,7 @@ def test_stale_synchronous_with_bound_0_is_bulk_synchronous() -> None:
             values[0] -= np.float32(0.1) * weights
             values[1] -= np.float32(0.1) * biases
             values[2][rows.indices] -= np.float32(0.1) * rows.values
-    for own, expected in zip(shard.values(), values, strict=True):
-        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+    assert_all_close(shard.values(), values, rtol=1e-5, atol=1e-6)
     assert {entry.version for entry in shard.log} == {0, 4, 8, 12, 16, 20}
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import ringar
 from tests import one_process
+from tests.comparison import assert_all_close
 from tests.parallel import nets
-from tests.parallel.comparison import assert_all_close
 from tests.parallel.conftest import OpenGrid
 from tests.plugin import fast_if, run_job
 

@@ -15,9 +15,9 @@ import ringar
 from ringar.errors import UnsupportedError
 from ringar.sharding import slots
 from ringar.sharding.cut import Cut, mark
+from tests.comparison import assert_all_close
 from tests.keras import common
 from tests.parallel import nets
-from tests.parallel.comparison import assert_all_close
 from tests.parallel.conftest import OpenGrid
 from tests.plugin import fast_if
 

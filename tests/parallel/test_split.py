@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import ringar
 from ringar.sharding.cut import cut_of
+from tests.comparison import assert_all_close
 from tests.parallel import nets
-from tests.parallel.comparison import assert_all_close
 from tests.parallel.conftest import OpenGrid
 from tests.plugin import fast_if
 

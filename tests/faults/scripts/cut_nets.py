@@ -30,7 +30,7 @@ def training(grid: ringar.parallel.Grid) -> Callable[[], object]:
     """Return a function that trains a net of the kind."""
     model: keras.Model
     if KIND == "sparse":
-        model = edges.made(grid, partition="random")
+        model = edges.compiled_net(grid, partition="random")
         x, y = edges.examples()
     else:
         model = planes.seeded(planes.cut_net)

@@ -12,7 +12,7 @@ import tensorflow as tf
 import ringar
 from ringar.sharding.cut import cut_of
 from tests import one_process
-from tests.parallel.comparison import assert_all_close
+from tests.comparison import assert_all_close
 
 IMAGE = (13, 11, 3)
 CLASSES, BATCH, STEPS = 4, 8, 5

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import ringar
 from tests import one_process
-from tests.parallel.comparison import assert_all_close
+from tests.comparison import assert_all_close
 from tests.parallel.partitioned import nets
 
 pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(1, 2, 3, 4)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ringar.parallel.pipeline import balance, cut
-from tests.parallel.comparison import assert_all_close
+from tests.comparison import assert_all_close
 from tests.parallel.pipeline import nets
 
 pytestmark = [pytest.mark.ranks(1)]

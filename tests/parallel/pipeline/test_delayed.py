@@ -14,9 +14,9 @@ import tensorflow as tf
 import ringar
 from ringar.job import native
 from ringar.parallel import Pipelined
-from tests.parallel.comparison import assert_equal_modules
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets
+from tests.parallel.pipeline.comparison import assert_equal_modules
 from tests.plugin import fast_if
 from tests.plugin.fixtures import restart
 

@@ -11,9 +11,10 @@ import pytest
 import ringar
 from ringar.parallel import Pipelined
 from tests import one_process
-from tests.parallel.comparison import assert_all_close, assert_equal_modules
+from tests.comparison import assert_all_close
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets
+from tests.parallel.pipeline.comparison import assert_equal_modules
 from tests.plugin import fast_if
 
 pytestmark = [pytest.mark.usefixtures("initialized")]

@@ -12,7 +12,7 @@ import pytest
 import ringar
 from ringar.parallel import Pipelined
 from tests import one_process
-from tests.parallel.comparison import assert_all_close
+from tests.comparison import assert_all_close
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets
 from tests.plugin import fast_if

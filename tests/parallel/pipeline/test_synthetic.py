@@ -13,10 +13,11 @@ import ringar
 from ringar.parallel import Pipelined, Synthesizer
 from ringar.parallel.pipeline.synthesizers import Labels
 from tests import one_process
-from tests.parallel.comparison import assert_all_close, assert_equal_modules
+from tests.comparison import assert_all_close
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets as images
 from tests.parallel.pipeline import synthetic_nets as nets
+from tests.parallel.pipeline.comparison import assert_equal_modules
 from tests.plugin import fast_if
 from tests.plugin.fixtures import restart
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from ringar.parallel import scan as package
-from tests.parallel.comparison import assert_all_close
+from tests.comparison import assert_all_close
 
 pytestmark = [pytest.mark.ranks(1)]
 

@@ -20,7 +20,7 @@ from ringar.parallel.scan import depth, elements
 from ringar.parallel.scan.route import Route
 from ringar.parallel.scan.sequential import Sequential
 from ringar.parallel.scan.stages import Chain
-from tests.parallel.comparison import assert_all_close
+from tests.comparison import assert_all_close
 from tests.parallel.scan import nets
 from tests.plugin import run_job
 

@@ -15,7 +15,7 @@ from ringar.errors import OutOfMemoryError
 from ringar.parallel.scan import elements, tree
 from ringar.parallel.scan.sequential import Sequential
 from tests import one_process
-from tests.parallel.comparison import assert_all_close
+from tests.comparison import assert_all_close
 from tests.parallel.scan import nets
 from tests.plugin import fast_if
 

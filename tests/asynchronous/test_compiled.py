@@ -49,9 +49,9 @@ def make_model() -> keras.Model:
 
 def fit(model: keras.Model, optimizer: Any, worker: int, compiled: bool = True) -> keras.Model:
     model.compile(optimizer, "mse", jit_compile=compiled)
-    given = [ringar.callbacks.Distributed()] if hasattr(optimizer, "_exchange") else []
+    callbacks = [ringar.callbacks.Distributed()] if hasattr(optimizer, "_exchange") else []
     x, y = data_of(worker)
-    model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=given)
+    model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=callbacks)
     return model
 
 
@@ -107,15 +107,15 @@ def test_all_end_with_the_servers_values(
 
 @pytest.mark.ranks(1)
 def test_one_rank_of_hogwild_has_the_bits_of_plain_keras() -> None:
-    ours = fit(make_model(), ringar.Hogwild(sgd()), 0)
+    model = fit(make_model(), ringar.Hogwild(sgd()), 0)
     plain = fit(make_model(), sgd(), 0, compiled=False)
-    assert_all_close(ours.get_weights(), plain.get_weights())
+    assert_all_close(model.get_weights(), plain.get_weights())
 
 
 def test_hogwild_ends_with_one_model(exchange: Callable[[Any], list[Any]]) -> None:
     model = fit(make_model(), ringar.Hogwild(sgd()), ringar.rank())
     of_ranks = exchange([value.tobytes() for value in model.get_weights()])
-    assert all(one == of_ranks[0] for one in of_ranks)
+    assert all(weights == of_ranks[0] for weights in of_ranks)
     assert of_ranks[0] != [value.tobytes() for value in make_model().get_weights()]
 
 

@@ -136,14 +136,14 @@ def test_special_cases_agree(rank: int, size: int) -> None:
 
 def test_slots(rank: int, size: int, exchange: Exchange) -> None:
     batches = batches_of(size)
-    own = fit(lambda o: ringar.LocalSGD(o, 2), batches[rank], adam)
+    parameters = fit(lambda o: ringar.LocalSGD(o, 2), batches[rank], adam)
     mean = fit(lambda o: ringar.LocalSGD(o, 2, average="parameters+slots"), batches[rank], adam)
 
     def slots(model: keras.Model) -> list[np.ndarray]:
         return [np.array(v) for v in model.optimizer.variables[2:]]
 
     assert len({str(of_rank) for of_rank in exchange(str(slots(mean)))}) == 1
-    assert len({str(of_rank) for of_rank in exchange(str(slots(own)))}) == size
+    assert len({str(of_rank) for of_rank in exchange(str(slots(parameters)))}) == size
 
 
 @pytest.mark.parametrize("wrap", [ringar.DiLoCo, fast_if(False, ringar.EASGD)])
@@ -177,7 +177,7 @@ def test_one_rank_stops_all(rank: int, size: int, exchange: Exchange) -> None:
     batches = [common.regression(4, 10 * rank + k) for k in range(40)]
     model = fit(lambda o: ringar.LocalSGD(o, 4), batches, epochs=3, callbacks=[Stop()])
     values = exchange([v.tobytes() for v in common.values(model)])
-    assert all(own == values[0] for own in values)
+    assert all(weights == values[0] for weights in values)
     assert max(exchange(common.number(model.optimizer.iterations))) < 10
 
 
@@ -204,7 +204,7 @@ def test_an_overflow_of_one_rank(
         batches[1][0][:] = 1e30
     model = fit(lambda o: ringar.LocalSGD(o, 2), batches, epochs=1)
     values = exchange([v.tobytes() for v in common.values(model)])
-    assert all(own == values[0] for own in values)
+    assert all(weights == values[0] for weights in values)
     assert all(np.isfinite(value).all() for value in common.values(model))
 
 

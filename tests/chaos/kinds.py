@@ -80,7 +80,7 @@ WORK = {
     "in a recovery": ["elastic"],
     "full disk": ["elastic", "training"],
     "link down for good": ["collectives", "training"],
-    "started again": ["resumed", "resumed", "kept"],
+    "started again": ["resumed", "resumed", "elastic_backup"],
     **{key: ["fed"] for key in OF_WORKERS},
     **{key: ["elastic"] for key in OF_DISCOVERY},
 }

@@ -79,7 +79,7 @@ def test_the_job_ends_well(outcomes: Outcomes) -> None:
     outcomes.job.check()
 
 
-def asked(scenario: str, mode: str) -> list[str]:
+def requests(scenario: str, mode: str) -> list[str]:
     """What messages say that the ranks asked for, in rank order."""
     common, odd = (
         re.sub(r"\?(\d)", r"\1" if mode == "compiled" else "?", text) for text in ASKED[scenario]
@@ -102,7 +102,7 @@ def without_notes(text: str) -> str:
 def test_all_ranks_are_told_what_each_asked_for(
     outcomes: Outcomes, scenario: str, mode: str
 ) -> None:
-    texts = asked(scenario, mode)
+    texts = requests(scenario, mode)
     for outcome in outcomes.of(f"{scenario}, {mode}"):
         replace(outcome, message=without_notes(outcome.message)).expect(
             KINDS[mode],

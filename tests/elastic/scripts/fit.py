@@ -85,9 +85,9 @@ data = ringar.elastic.Dataset((x, x), batch_size=2, shuffle=True)
 history = model.fit(data, epochs=1000, verbose=0, callbacks=callbacks)
 
 epochs = len(history.epoch)
-missing = float(model.layers[0].kernel[0, 0]) + epochs * x.sum()
+deficit = float(model.layers[0].kernel[0, 0]) + epochs * x.sum()
 print(
     f"{ringar.rank()} {ringar.size()} epochs {history.epoch == list(range(epochs))} "
-    f"missing {missing} traces {traces}",
+    f"missing {deficit} traces {traces}",
     flush=True,
 )

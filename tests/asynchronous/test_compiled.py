@@ -17,7 +17,7 @@ import ringar
 from ringar import asynchronous
 from tests import one_process
 from tests.asynchronous.test_parameter_server import equal, final_values, whole_log
-from tests.comparison import assert_all_close
+from tests.comparison import assert_all_close, assert_same_everywhere
 from tests.plugin import fast_if
 
 pytestmark = pytest.mark.usefixtures("initialized")
@@ -114,9 +114,9 @@ def test_one_rank_of_hogwild_has_the_bits_of_plain_keras() -> None:
 
 def test_hogwild_ends_with_one_model(exchange: Callable[[Any], list[Any]]) -> None:
     model = fit(make_model(), ringar.Hogwild(sgd()), ringar.rank())
-    of_ranks = exchange([value.tobytes() for value in model.get_weights()])
-    assert all(weights == of_ranks[0] for weights in of_ranks)
-    assert of_ranks[0] != [value.tobytes() for value in make_model().get_weights()]
+    weights = [value.tobytes() for value in model.get_weights()]
+    assert_same_everywhere(weights, exchange)
+    assert weights != [value.tobytes() for value in make_model().get_weights()]
 
 
 def test_a_push_that_fails_ends_the_compiled_step() -> None:

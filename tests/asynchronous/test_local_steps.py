@@ -14,7 +14,8 @@ import tensorflow as tf
 
 import ringar
 from tests.asynchronous import periods
-from tests.interruption import Interrupt
+from tests.comparison import assert_same_everywhere
+from tests.interruption import Interrupt, StopOn
 from tests.keras import common, uneven
 from tests.plugin import fast_if
 
@@ -169,15 +170,9 @@ def test_nothing_is_sent_within_a_period(rank: int, size: int) -> None:
 
 
 def test_one_rank_stops_all(rank: int, size: int, exchange: Exchange) -> None:
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if rank == size - 1 and batch == 2:
-                self.model.stop_training = True
-
     batches = [common.regression(4, 10 * rank + k) for k in range(40)]
-    model = fit(lambda o: ringar.LocalSGD(o, 4), batches, epochs=3, callbacks=[Stop()])
-    values = exchange([v.tobytes() for v in common.values(model)])
-    assert all(weights == values[0] for weights in values)
+    model = fit(lambda o: ringar.LocalSGD(o, 4), batches, epochs=3, callbacks=[StopOn(size - 1)])
+    assert_same_everywhere([v.tobytes() for v in common.values(model)], exchange)
     assert max(exchange(common.number(model.optimizer.iterations))) < 10
 
 
@@ -203,8 +198,7 @@ def test_an_overflow_of_one_rank(
     if rank == size - 1:
         batches[1][0][:] = 1e30
     model = fit(lambda o: ringar.LocalSGD(o, 2), batches, epochs=1)
-    values = exchange([v.tobytes() for v in common.values(model)])
-    assert all(weights == values[0] for weights in values)
+    assert_same_everywhere([v.tobytes() for v in common.values(model)], exchange)
     assert all(np.isfinite(value).all() for value in common.values(model))
 
 

@@ -9,6 +9,14 @@ from pathlib import Path
 
 from tests.plugin import JobResult, run_job
 
+#: The class of a MismatchError in each mode. XLA has one class for all errors of custom calls.
+KINDS = {
+    "numpy": "MismatchError",
+    "eager": "InvalidArgumentError",
+    "function": "InvalidArgumentError",
+    "compiled": "InternalError",
+}
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.faults.outcomes import Outcomes, run_scenarios
+from tests.faults.outcomes import KINDS, Outcomes
 
 pytestmark = pytest.mark.job
 
-KINDS = {
-    "numpy": "MismatchError",
-    "eager": "InvalidArgumentError",
-    "function": "InvalidArgumentError",
-    # What a custom call reports has no class in XLA.
-    "compiled": "InternalError",
-}
 #: Scenario: what ranks 0 and 2 asked for, and what rank 1 did. "?4" is a number of rows in which
 #: ranks may differ, and is 4 in compiled code, where they may not.
 ASKED = {
@@ -67,12 +59,6 @@ ASKED = {
         'allreduce "t" of float32[300001], op=sum',
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    script = Path(__file__).parent / "scripts" / "disagreement.py"
-    return run_scenarios(3, script, tmp_path_factory.mktemp("disagreement"))
 
 
 def test_the_job_ends_well(outcomes: Outcomes) -> None:

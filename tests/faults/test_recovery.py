@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.faults.outcomes import Outcomes, run_scenarios
+from tests.faults.outcomes import Outcomes
 
 pytestmark = pytest.mark.job
 
@@ -22,12 +21,6 @@ LOOPS = {
     "compiled fit": ("InternalError", "InternalError"),
 }
 LEFT = "rank 1 has left: it called ringar.shutdown() or its program ended"
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    script = Path(__file__).parent / "scripts" / "recovery.py"
-    return run_scenarios(3, script, tmp_path_factory.mktemp("recovery"))
 
 
 def test_the_job_ends_well(outcomes: Outcomes) -> None:

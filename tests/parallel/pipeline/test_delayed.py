@@ -14,6 +14,7 @@ import tensorflow as tf
 import ringar
 from ringar.job import native
 from ringar.parallel import Pipelined
+from tests.interruption import StopOn
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets
 from tests.parallel.pipeline.comparison import assert_equal_modules
@@ -221,18 +222,6 @@ def test_schedules_of_the_learning_rate_follow_each_modules_own_steps(
     model.fit(nets.dataset(data[:10]), verbose=0)
     model.fit(nets.dataset(data[10:]), verbose=0)
     assert_equal_modules(model, reference, TOLERANCE)
-
-
-class StopOn(keras.callbacks.Callback):
-    """Wants to stop on one rank alone, in the middle of an epoch."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self.rank = rank
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch == 2 and ringar.rank() == self.rank:
-            self.model.stop_training = True
 
 
 @pytest.mark.ranks(2, 3)

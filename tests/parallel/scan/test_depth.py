@@ -20,7 +20,7 @@ from ringar.parallel.scan import depth, elements
 from ringar.parallel.scan.route import Route
 from ringar.parallel.scan.sequential import Sequential
 from ringar.parallel.scan.stages import Chain
-from tests.comparison import assert_all_close
+from tests.comparison import assert_all_close, assert_same_everywhere
 from tests.parallel.scan import nets
 from tests.plugin import run_job
 
@@ -47,8 +47,7 @@ def together(make: Callable[..., Any], **options: Any) -> Any:
 def assert_same(result: Result, expected: Result, exchange: Exchange, tolerance: float) -> None:
     np.testing.assert_allclose(result[0], expected[0], rtol=tolerance)
     assert_all_close(result[1], expected[1], rtol=tolerance, atol=tolerance)
-    everyone = exchange([weight.tobytes() for weight in result[1]])
-    assert all(weights == everyone[0] for weights in everyone)
+    assert_same_everywhere([weight.tobytes() for weight in result[1]], exchange)
 
 
 @functools.cache

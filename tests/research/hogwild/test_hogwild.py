@@ -13,7 +13,8 @@ import tensorflow as tf
 
 import ringar
 from tests.asynchronous.test_local_steps import adam, parameters, sgd
-from tests.interruption import Interrupt
+from tests.comparison import assert_same_everywhere
+from tests.interruption import Interrupt, StopOn
 from tests.keras import common, uneven
 from tests.plugin import fast_if
 
@@ -57,11 +58,6 @@ def words_of(rank: int, size: int, steps: int = 3) -> list[Any]:
 
 def bits(model: keras.Model) -> list[bytes]:
     return [np.asarray(value).tobytes() for value in common.values(model)]
-
-
-def same_everywhere(model: keras.Model, exchange: Exchange) -> bool:
-    of_ranks = exchange(bits(model))
-    return all(weights == of_ranks[0] for weights in of_ranks)
 
 
 @pytest.mark.ranks(1)
@@ -157,7 +153,7 @@ def test_training_on_different_numbers_of_batches(
         uneven.dataset(batches[rank]), epochs=8, verbose=0, validation_data=data,
         callbacks=callbacks,
     )  # fmt: skip
-    assert same_everywhere(model, exchange)
+    assert_same_everywhere(bits(model), exchange)
     assert history.history["val_loss"][-1] < before
     saved = common.dense_model(1)
     saved.load_weights(path)
@@ -182,21 +178,15 @@ def test_tables_of_many_kinds(rank: int, size: int, exchange: Exchange) -> None:
         uneven.dataset(batches), epochs=6, verbose=0, callbacks=[ringar.callbacks.Distributed()]
     ).history["loss"]
     assert losses[-1] < losses[0] / 2
-    assert same_everywhere(model, exchange)
+    assert_same_everywhere(bits(model), exchange)
 
 
 def test_one_rank_stops_all(rank: int, size: int, exchange: Exchange) -> None:
     """It waits for the others at the end of the epoch, and no further one begins."""
-
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if rank == size - 1 and batch == 2:
-                self.model.stop_training = True
-
     batches = [common.regression(4, 10 * rank + k) for k in range(6)]
     model = common.dense_model()
-    fit(model, ringar.Hogwild(sgd()), batches, epochs=5, callbacks=[Stop()])
-    assert same_everywhere(model, exchange)
+    fit(model, ringar.Hogwild(sgd()), batches, epochs=5, callbacks=[StopOn(size - 1)])
+    assert_same_everywhere(bits(model), exchange)
     assert max(exchange(common.number(model.optimizer.iterations))) <= 6
 
 
@@ -213,7 +203,7 @@ def test_an_interrupted_run_goes_on(
     with pytest.raises(InterruptedError):
         run(backup, Interrupt(5))
     resumed = run(backup)
-    assert same_everywhere(resumed, exchange)
+    assert_same_everywhere(bits(resumed), exchange)
     assert common.number(resumed.optimizer.iterations) == 9
     if size == 1:
         assert common.digest(resumed) == common.digest(run())
@@ -228,7 +218,7 @@ def test_an_overflow_of_one_rank(
     if rank == size - 1:
         batches[1][0][:] = 1e30
     model = fit(common.dense_model(), ringar.Hogwild(sgd()), batches, epochs=1)
-    assert same_everywhere(model, exchange)
+    assert_same_everywhere(bits(model), exchange)
     assert all(np.isfinite(value).all() for value in parameters(model))
 
 

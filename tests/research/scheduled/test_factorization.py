@@ -12,6 +12,7 @@ from ringar.errors import RankError
 from ringar.research.scheduled import MatrixFactorization, balance, strata
 from ringar.research.scheduled.strata import Factorization, Ratings, Settings
 from ringar.research.scheduled.waves import arrange
+from tests.comparison import assert_same_everywhere
 
 pytestmark = [pytest.mark.usefixtures("initialized")]
 
@@ -106,8 +107,8 @@ def test_ranks_compute_what_one_process_does(size: int) -> None:
 def test_it_does_not_matter_who_passes_an_element(exchange: Any) -> None:
     model, other = fit(), fit(who=1)
     np.testing.assert_allclose(other.row_factors_, model.row_factors_, rtol=1e-10)
-    digests = exchange((model.row_factors_.tobytes(), model.column_factors_.tobytes()))
-    assert all(digest == digests[0] for digest in digests)
+    factors = model.row_factors_.tobytes(), model.column_factors_.tobytes()
+    assert_same_everywhere(factors, exchange)
 
 
 def test_a_matrix_of_low_rank_is_found() -> None:

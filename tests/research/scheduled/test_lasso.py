@@ -19,6 +19,7 @@ from ringar.parallel import scheduled
 from ringar.research.scheduled import Dynamic, Lasso, Random, RoundRobin, Scheduler
 from ringar.research.scheduled.designs import Rows
 from ringar.research.scheduled.lasso import LassoProblem
+from tests.comparison import assert_same_everywhere
 
 pytestmark = [pytest.mark.usefixtures("initialized")]
 
@@ -97,8 +98,8 @@ def test_all_ranks_have_the_same_bits(
     monkeypatch.setattr(LassoProblem, "gap", lambda *arguments: gap(*arguments) + rank * 1e-14)
     model = fit(Lasso(1.0, tolerance=1e-3), diabetes())
     coefficients = model.coef_.tobytes()
-    digests = exchange((coefficients, model.intercept_, model.objectives_, model.dual_gap_))
-    assert all(digest == digests[0] for digest in digests)
+    result = coefficients, model.intercept_, model.objectives_, model.dual_gap_
+    assert_same_everywhere(result, exchange)
 
 
 def test_predictions() -> None:

@@ -64,8 +64,8 @@ def trained_whole(groups: int, count: int) -> keras.Model:
     return nets.train_whole(net(False, groups), optimizer(), count=count)
 
 
-def test_a_merged_net_is_the_one_process_net(size: int) -> None:
-    grid = ringar.parallel.Grid(model=2)
+def test_a_merged_net_is_the_one_process_net(open_grid: OpenGrid) -> None:
+    grid = open_grid(2)
     merged = ringar.parallel.merge(nets.train(net(True), optimizer(), grid))
     reference = trained_whole(2, nets.STEPS)
     kinds = [[type(layer).__name__ for layer in model.layers] for model in (merged, reference)]
@@ -74,7 +74,6 @@ def test_a_merged_net_is_the_one_process_net(size: int) -> None:
     assert_same(merged, reference)
     assert_all_close(merged.optimizer.variables, reference.optimizer.variables, atol=TOLERANCE)
     np.testing.assert_allclose(nets.outputs(merged), nets.outputs(reference), atol=TOLERANCE)
-    grid.close()
 
 
 @pytest.mark.parametrize(("before", "after"), [
@@ -111,8 +110,8 @@ def test_training_goes_on_with_another_number_of_parts(
     grid.close()
 
 
-def test_layers_to_cut_can_be_named() -> None:
-    grid = ringar.parallel.Grid(model=2)
+def test_layers_to_cut_can_be_named(open_grid: OpenGrid) -> None:
+    grid = open_grid(2)
     reference = nets.whole_net(1)
     part = ringar.parallel.split(reference, grid, layers=["fc6", "fc8"])
     assert part.get_layer("conv1").kernel.shape == reference.get_layer("conv1").kernel.shape
@@ -120,10 +119,9 @@ def test_layers_to_cut_can_be_named() -> None:
     np.testing.assert_allclose(nets.outputs(part), nets.outputs(reference), atol=TOLERANCE)
     with pytest.raises(ValueError, match=r"`layers` must be names of layers.*conv9"):
         ringar.parallel.split(reference, grid, layers=["conv9"])
-    grid.close()
 
 
-def test_layers_that_need_all_maps_get_them() -> None:
+def test_layers_that_need_all_maps_get_them(open_grid: OpenGrid) -> None:
     """A layer normalization, a softmax, a sum of a split and a whole input, two outputs."""
     keras.utils.set_random_seed(3)
     image = keras.Input(nets.IMAGE)
@@ -132,11 +130,10 @@ def test_layers_that_need_all_maps_get_them() -> None:
     z = layers.Add()([x, y])
     z = layers.GlobalAveragePooling2D()(layers.Conv2D(7, 3)(z))  # 7 kernels: not cut
     model = keras.Model(image, [layers.Dense(4, activation="softmax")(z), x])
-    grid = ringar.parallel.Grid(model=2)
+    grid = open_grid(2)
     part = ringar.parallel.split(model, grid)
     batch = np.random.default_rng(0).normal(size=(4, *nets.IMAGE)).astype("float32")
     assert_all_close(part(batch), model(batch), atol=TOLERANCE)
-    grid.close()
 
 
 def test_models_without_a_graph_are_refused() -> None:

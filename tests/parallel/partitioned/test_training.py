@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import tensorflow as tf
 import ringar
 from tests import one_process
 from tests.comparison import assert_all_close
+from tests.parallel.conftest import OpenGrid
 from tests.parallel.partitioned import nets
 
 pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(1, 2, 3, 4)]
@@ -23,26 +22,13 @@ SGD, ADAM = keras.optimizers.SGD, keras.optimizers.Adam
 
 
 @pytest.fixture
-def grids() -> Iterator[Any]:
-    with ExitStack() as closing:
-
-        def make(model: Any) -> ringar.parallel.Grid:
-            grid = ringar.parallel.Grid(model=model)
-            closing.callback(grid.close)
-            return grid
-
-        yield make
-
-
-@pytest.fixture
-def grid(grids: Any, size: int) -> ringar.parallel.Grid:
+def grid(open_grid: OpenGrid, size: int) -> ringar.parallel.Grid:
     """Tiles where there are four ranks, strips else."""
-    strips: ringar.parallel.Grid = grids(nets.TILES[size][-1] if size == 4 else size)
-    return strips
+    return open_grid(nets.TILES[size][-1] if size == 4 else size)
 
 
 def test_training_and_the_way_to_one_process_and_back(
-    grid: ringar.parallel.Grid, grids: Any
+    grid: ringar.parallel.Grid, open_grid: OpenGrid
 ) -> None:
     """Every layer; then merged, and cut again, with all weights and the optimizer's state."""
     reference = nets.train_whole(nets.seeded(nets.whole_net), ADAM(1e-3))
@@ -56,7 +42,7 @@ def test_training_and_the_way_to_one_process_and_back(
     for owner, expected_owner in ((merged, reference), (merged.optimizer, reference.optimizer)):
         assert_all_close(weights(owner), weights(expected_owner), atol=1e-5)
 
-    grids(1)  # the current one, and not the one that the net is cut for
+    open_grid(1)  # the current one, and not the one that the net is cut for
     again = ringar.parallel.split(ringar.parallel.partition(merged, grid), grid, layers=["fc1"])
     kinds = {type(layer).__name__ for layer in again.layers}
     assert {"CutPlane", "PartitionedConv2D", "PartitionedLocallyConnected2D", "GatherPlane",
@@ -92,18 +78,18 @@ def test_a_file_of_the_merged_net_is_trained_on(
 
 
 @pytest.mark.ranks(4)
-def test_replicas_of_partitioned_nets(grids: Any) -> None:
+def test_replicas_of_partitioned_nets(open_grid: OpenGrid) -> None:
     """Two model groups of two strips; norms for clipping are those of whole variables."""
-    grid = grids(2)
+    grid = open_grid(2)
     make = lambda: SGD(0.05, momentum=0.9, global_clipnorm=0.5)  # noqa: E731
     reference = nets.train_whole(nets.seeded(nets.whole_net), make())
     model = nets.train(nets.seeded(nets.cut_net), make(), grid)
     nets.assert_same_weights(model, reference)
 
 
-def test_each_rank_is_given_its_strip(grids: Any, size: int) -> None:
+def test_each_rank_is_given_its_strip(open_grid: OpenGrid, size: int) -> None:
     """No rank has whole images, and each has the dense weights of its strip alone."""
-    grid = grids(size)
+    grid = open_grid(size)
     count = nets.BATCH * nets.STEPS
     x, y = nets.images(count, (12, *nets.IMAGE[1:])), nets.labels(count)
     reference = nets.seeded(nets.whole_strip_net)

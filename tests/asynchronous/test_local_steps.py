@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import ringar
 from tests.asynchronous import periods
+from tests.asynchronous.workers import adam, sgd
 from tests.comparison import assert_same_everywhere
 from tests.interruption import Interrupt, StopOn
 from tests.keras import common, uneven
@@ -23,14 +24,6 @@ pytestmark = pytest.mark.usefixtures("initialized")
 
 Exchange = Callable[[Any], list[Any]]
 Wrap = Callable[[Any], Any]
-
-
-def sgd() -> keras.optimizers.Optimizer:
-    return keras.optimizers.SGD(0.1)
-
-
-def adam() -> keras.optimizers.Optimizer:
-    return keras.optimizers.Adam(0.02)
 
 
 def fit(

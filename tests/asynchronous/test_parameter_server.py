@@ -18,6 +18,7 @@ from ringar.asynchronous.log import LOST
 from ringar.asynchronous.partition import Description, partition
 from ringar.asynchronous.shard_files import ShardFiles
 from tests import one_process
+from tests.asynchronous.workers import adam
 from tests.comparison import assert_all_close
 from tests.keras import common
 from tests.plugin import fast_if
@@ -36,10 +37,6 @@ CONTROLS: dict[str, asynchronous.StalenessControl] = {
 
 def sgd() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.05)
-
-
-def adam() -> keras.optimizers.Optimizer:
-    return keras.optimizers.Adam(0.02)
 
 
 def batch_of(worker: int, step: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import ringar
+from benchmarks.synthetic.worker import CUTS, net
 from ringar.parallel import Grid, Pipelined
 from tests.parallel.conftest import OpenGrid
-from tests.parallel.pipeline.test_digits import CUTS, accuracy, net
+from tests.parallel.pipeline.test_digits import accuracy
 
 pytestmark = [
     pytest.mark.usefixtures("initialized"),

@@ -1,4 +1,4 @@
-"""What fewer exchanges cost on images of digits: means over several seeds."""
+"""Accuracy that local SGD loses by fewer exchanges, on images of digits: means over seeds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RATES = {"dense": 0.1, "sparse": 0.03}
 
 
 def accuracy(kind: str, period: int, seed: int, rank: int, size: int) -> float:
-    """That of local SGD on images that were not trained on."""
+    """Return the accuracy of local SGD on images that were not trained on."""
     task = problem(kind)
     model = task.model(seed)
     optimizer = ringar.LocalSGD(keras.optimizers.SGD(RATES[kind]), period)

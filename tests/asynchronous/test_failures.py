@@ -1,4 +1,4 @@
-"""The first error of a rank of a parameter server, told to the others."""
+"""A rank of a parameter server tells its first error to the others."""
 
 from __future__ import annotations
 

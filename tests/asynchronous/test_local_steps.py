@@ -1,4 +1,4 @@
-"""Local SGD and what stands on it, against a model per rank in one process."""
+"""Local SGD and the methods built on it, against a model per rank in one process."""
 
 from __future__ import annotations
 

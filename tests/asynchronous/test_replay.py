@@ -1,4 +1,4 @@
-"""Replay: logs of simulated runs, and of threads, give the bits of the run again."""
+"""Replays of simulated runs, and of threads, reproduce the run bit by bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts that tell an elastic job its hosts: which come, go, and are not known for a while."""
+"""Scripts that tell an elastic job its hosts, which come, go and are unknown for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the job of a case is run: on this host, on hosts of its own, with a disk that is full."""
+"""Run the job of a case: on this host, on hosts of its own, or with a full disk."""
 
 from __future__ import annotations
 

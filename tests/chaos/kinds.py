@@ -1,4 +1,4 @@
-"""The table of faults: what can happen to a job, where, and whether the job must stand it."""
+"""The table of faults: what can happen to a job, where, and whether the job must survive."""
 
 from __future__ import annotations
 

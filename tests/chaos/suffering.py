@@ -1,4 +1,4 @@
-"""The faults that a rank of a job of chaos has, by the plan in its first argument.
+"""The faults of a rank of a chaos job, by the plan in its first argument.
 
 A rank looks for its own faults before each step. It is known by its slot, which survives a change
 of the ranks.

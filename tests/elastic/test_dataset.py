@@ -1,4 +1,4 @@
-"""`ringar.elastic.Dataset`: each row once in an epoch, whatever number of ranks takes it."""
+"""`ringar.elastic.Dataset`: each row once in an epoch, however many ranks there are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of `--elastic-dir`: what is kept there, and what is read of it."""
+"""The folder of `--elastic-dir`: which commits it keeps, and how they are read."""
 
 from __future__ import annotations
 

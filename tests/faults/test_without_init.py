@@ -1,4 +1,4 @@
-"""Whatever is used before init, or after shutdown, says so."""
+"""Every function raises an error before init and after shutdown."""
 
 from __future__ import annotations
 

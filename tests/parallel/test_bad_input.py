@@ -1,4 +1,4 @@
-"""What is wrong with a grid or a split is said on every rank, in Keras' style, and nobody hangs."""
+"""Every rank raises a Keras-style error for an invalid grid or split, and none hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merging, saving, loading, splitting over another number of parts, in the middle of training."""
+"""Nets are merged, saved, loaded and split over another number of parts, amid training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reduction on a grid, by variables that are marked as cut, without layers."""
+"""The reduction on a grid, for variables that are marked as cut, without layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharded training on a grid is training on the grid: slices of parts, and of whole layers."""
+"""Sharded training on a grid equals plain training on it: slices of parts and whole layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A split net is the one-process net with grouped convolutions: forward, backward, in training."""
+"""A split net equals one net with grouped convolutions: forward, backward, after training."""
 
 from __future__ import annotations
 

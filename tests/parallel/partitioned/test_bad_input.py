@@ -1,4 +1,4 @@
-"""What is wrong with a cut is said on every rank, in Keras' style, and nobody hangs."""
+"""Every rank raises a Keras-style error for an invalid cut, and none hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each layer on tiles is Keras' layer on the whole images: outputs and gradients, eagerly."""
+"""Each layer on tiles equals Keras' layer on whole images: outputs and gradients, eagerly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers on tiles send: counters against pixels that are counted one by one."""
+"""Bytes that layers on tiles send, against pixels that are counted one by one."""
 
 from __future__ import annotations
 

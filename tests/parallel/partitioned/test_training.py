@@ -1,4 +1,4 @@
-"""Whole nets: five steps of `fit` are those of one process; conversions there and back."""
+"""Whole nets: five steps of `fit` equal those of one process; conversions to and fro."""
 
 from __future__ import annotations
 

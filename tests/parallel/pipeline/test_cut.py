@@ -1,4 +1,4 @@
-"""Where models can be cut, and that the networks of the modules make the whole model."""
+"""Places to cut models, and the modules' networks, which together equal the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must equal ordinary training: one module, and micro-batches on several."""
+"""Schedules that equal ordinary training: one module, and micro-batches on several."""
 
 from __future__ import annotations
 

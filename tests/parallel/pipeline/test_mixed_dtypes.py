@@ -1,4 +1,4 @@
-"""What crosses a cut in several dtypes, and models of narrow numbers."""
+"""Tensors of several dtypes across a cut, and models in low precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving, loading, going on, with another number of modules."""
+"""Saving, loading and resuming with another number of modules."""
 
 from __future__ import annotations
 

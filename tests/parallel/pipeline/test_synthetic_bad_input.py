@@ -1,4 +1,4 @@
-"""What a decoupled model refuses, on every rank."""
+"""Errors of decoupled models, raised on every rank."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Recorder(keras.optimizers.SGD):
 
 
 def gradients(model: Any, x: np.ndarray, y: np.ndarray, **options: Any) -> list[np.ndarray]:
-    """Those of one training step."""
+    """Return the gradients of one training step."""
     model.compile(Recorder(0.0), "mse", run_eagerly=True)
     model.fit(x, y, batch_size=len(x), verbose=0, **options)
     recorded: list[np.ndarray] = model.optimizer.gradients

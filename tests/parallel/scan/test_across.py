@@ -1,4 +1,4 @@
-"""A chain of matrices that is cut over ranks gives what the whole one gives on one rank."""
+"""A chain of matrices that is cut over ranks gives the results of the chain on one rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that go backward through one net together train it as one process does."""
+"""Ranks that share the backward pass of one net train it as one process does."""
 
 from __future__ import annotations
 

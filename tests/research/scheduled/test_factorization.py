@@ -1,4 +1,4 @@
-"""The factorization against one process, its blocks, and what is wrong with its data."""
+"""The factorization against one process, its blocks, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Lasso against scikit-learn's, and what is wrong with its data, said on every rank."""
+"""The Lasso against scikit-learn's, and its errors, raised on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A problem of a user: its rounds, and what is wrong with it, said on every rank."""
+"""A user's problem: its rounds, and its errors, raised on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedulers and their parts, which communicate with nobody."""
+"""Schedulers and their parts, which do not communicate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sparse net refuses, on every rank, before training begins."""
+"""Errors of sparse nets, raised on every rank before training begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A net is saved as one, and goes on under any other partition and number of ranks."""
+"""A saved net resumes under any other partition and number of ranks."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ layers = keras.layers
 
 
 class Preset(keras.layers.Layer):
-    """A synthesizer's only layer, which returns what it was told, and never learns."""
+    """A synthesizer's only layer, which returns preset gradients, and never learns."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]]) -> None:
         super().__init__()

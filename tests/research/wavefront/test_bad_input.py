@@ -1,4 +1,4 @@
-"""What cannot be a stack is refused with its layer's name; ranks that disagree all get an error."""
+"""Errors of stacks, which name the layer; ranks that differ all raise one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results in the host's segment outlive ringar, and fit in a segment of any size."""
+"""Results in the host's segment outlive ringar, whatever the size of its pool."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_places_are_found_once() -> None:
     pattern = jacobians.Convolution((5, 6, 2), (3, 3, 2, 4))
     calls = []
     find = pattern._places
-    pattern._places = lambda positions: calls.append(1) or find(positions)  # type: ignore[method-assign,func-returns-value]
+    pattern._places = lambda *arguments: calls.append(1) or find(*arguments)  # type: ignore[method-assign,func-returns-value]
     kernel = np.random.default_rng(0).normal(size=(3, 3, 2, 4))
     first, second = pattern.transposed(kernel), pattern.transposed(2 * kernel)
     assert len(calls) == 1

@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 import ringar
-from tests.asynchronous.test_local_steps import adam, parameters, sgd
+from tests.asynchronous.test_local_steps import parameters
+from tests.asynchronous.workers import adam, sgd
 from tests.comparison import assert_same_everywhere
 from tests.interruption import Interrupt, StopOn
 from tests.keras import common, uneven

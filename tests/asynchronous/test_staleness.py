@@ -416,7 +416,7 @@ def test_gradients_that_do_not_fit(gradients: list[Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "message"),
+    ("next_push", "message"),
     [
         (push(2, 0, 0, 1, 1), r"Worker 2 pushed, which does not exist.*from 0 to 1"),
         (push(0, 0, -1, 1, 1), r"Worker 0 pushed step 0 before its first pull"),

@@ -64,32 +64,32 @@ def train(
     ranks = Ranks([build() for _ in batches])
     for model in ranks.models:
         model.compile(optimizer(), "mse")
-    taken = 0
+    step = 0
     for _ in range(epochs):
-        periods = [list(_periods(own, taken, period)) for own in batches]
+        periods = [list(_periods(rank_batches, step, period)) for rank_batches in batches]
         for number in range(max(map(len, periods))):
             before = ranks.parameters()
             rows = np.zeros(len(batches))
             ranks.rates = [[] for _ in batches]
-            for rank, own in enumerate(periods):
-                for x, y in own[number] if number < len(own) else ():
+            for rank, periods_of_rank in enumerate(periods):
+                for x, y in periods_of_rank[number] if number < len(periods_of_rank) else ():
                     ranks.rates[rank].append(float(ranks.models[rank].optimizer.learning_rate))
                     ranks.models[rank].train_on_batch(x, y)
                     rows[rank] += len(x)
             combine(ranks, before, rows / rows.sum())
-        taken += max(map(len, batches))
+        step += max(map(len, batches))
         for model in ranks.models:  # learning rates of all ranks agree
-            model.optimizer.iterations.assign(taken)
+            model.optimizer.iterations.assign(step)
         if "center" in ranks.state:  # which ranks take at the end of an epoch
             ranks.set_all(ranks.state["center"])
     return ranks
 
 
-def _periods(own: Sequence[uneven.Batch], taken: int, period: Callable[[int], int]) -> Any:
+def _periods(batches: Sequence[uneven.Batch], step: int, period: Callable[[int], int]) -> Any:
     at = 0
-    while at < len(own):
-        steps = period(taken + at)
-        yield own[at : at + steps]
+    while at < len(batches):
+        steps = period(step + at)
+        yield batches[at : at + steps]
         at += steps
 
 
@@ -104,7 +104,7 @@ def slow_momentum(beta: float, alpha: float) -> Combine:
     def combine(ranks: Ranks, before: list[Arrays], shares: np.ndarray) -> None:
         x0, mean = before[0], ranks.mean(ranks.parameters(), shares)
         rates = zip(shares, ranks.rates, strict=True)
-        gamma = sum(share * np.mean(own) for share, own in rates if own)
+        gamma = sum(share * np.mean(rank_rates) for share, rank_rates in rates if rank_rates)
         u = ranks.state.get("u", [0.0] * len(x0))
         ranks.state["u"] = [beta * s + (a - m) / gamma for s, a, m in zip(u, x0, mean, strict=True)]
         new = zip(x0, ranks.state["u"], strict=True)
@@ -132,9 +132,9 @@ def elastic(beta: float) -> Combine:
 
     def combine(ranks: Ranks, before: list[Arrays], shares: np.ndarray) -> None:
         center = ranks.state.setdefault("center", before[0])
-        d = [[x - c for x, c in zip(own, center, strict=True)] for own in ranks.parameters()]
-        for rank, own in enumerate(ranks.parameters()):
-            moves = zip(own, d[rank], strict=True)
+        d = [[x - c for x, c in zip(arrays, center, strict=True)] for arrays in ranks.parameters()]
+        for rank, arrays in enumerate(ranks.parameters()):
+            moves = zip(arrays, d[rank], strict=True)
             ranks.set(rank, [x - beta / len(d) * move for x, move in moves])
         mean = ranks.mean(d, shares)
         ranks.state["center"] = [c + beta * m for c, m in zip(center, mean, strict=True)]

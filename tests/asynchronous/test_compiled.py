@@ -17,6 +17,7 @@ import ringar
 from ringar import asynchronous
 from tests import one_process
 from tests.asynchronous.test_parameter_server import equal, final_values, whole_log
+from tests.comparison import assert_all_close, assert_same_everywhere
 from tests.plugin import fast_if
 
 pytestmark = pytest.mark.usefixtures("initialized")
@@ -48,9 +49,9 @@ def make_model() -> keras.Model:
 
 def fit(model: keras.Model, optimizer: Any, worker: int, compiled: bool = True) -> keras.Model:
     model.compile(optimizer, "mse", jit_compile=compiled)
-    given = [ringar.callbacks.Distributed()] if hasattr(optimizer, "_exchange") else []
+    callbacks = [ringar.callbacks.Distributed()] if hasattr(optimizer, "_exchange") else []
     x, y = data_of(worker)
-    model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=given)
+    model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=callbacks)
     return model
 
 
@@ -106,17 +107,16 @@ def test_all_end_with_the_servers_values(
 
 @pytest.mark.ranks(1)
 def test_one_rank_of_hogwild_has_the_bits_of_plain_keras() -> None:
-    ours = fit(make_model(), ringar.Hogwild(sgd()), 0)
+    model = fit(make_model(), ringar.Hogwild(sgd()), 0)
     plain = fit(make_model(), sgd(), 0, compiled=False)
-    for one, other in zip(ours.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_close(model.get_weights(), plain.get_weights())
 
 
 def test_hogwild_ends_with_one_model(exchange: Callable[[Any], list[Any]]) -> None:
     model = fit(make_model(), ringar.Hogwild(sgd()), ringar.rank())
-    of_ranks = exchange([value.tobytes() for value in model.get_weights()])
-    assert all(one == of_ranks[0] for one in of_ranks)
-    assert of_ranks[0] != [value.tobytes() for value in make_model().get_weights()]
+    weights = [value.tobytes() for value in model.get_weights()]
+    assert_same_everywhere(weights, exchange)
+    assert weights != [value.tobytes() for value in make_model().get_weights()]
 
 
 def test_a_push_that_fails_ends_the_compiled_step() -> None:

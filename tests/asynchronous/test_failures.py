@@ -1,4 +1,4 @@
-"""The first error of a rank of a parameter server, told to the others."""
+"""A rank of a parameter server tells its first error to the others."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def test_the_first_error_is_that_of_all(rank: int) -> None:
     text = str(first)
     expected = "ringar.ParameterServer: expected rank 1 to go on; received its error KeyError"
     assert text.startswith(f"rank {rank} | {expected}: 'no such column, ä"), text
-    own = ValueError("of this rank")
-    assert failures.first(own) is own
+    failure = ValueError("of this rank")
+    assert failures.first(failure) is failure
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_error_in_a_step_is_that_of_its_function(compiled: bool) -> None:
-    lost = PeerLostError("rank 1 has left")
+    failure = PeerLostError("rank 1 has left")
 
     def fail(array: np.ndarray) -> list[np.ndarray]:
-        raise lost
+        raise failure
 
     @tf.function(jit_compile=compiled)
     def step(x: tf.Tensor) -> list[tf.Tensor]:
@@ -50,4 +50,4 @@ def test_an_error_in_a_step_is_that_of_its_function(compiled: bool) -> None:
     failures = Failures(None, "ringar.ParameterServer", f"failures/step/{compiled}")
     with pytest.raises(tf.errors.OpError) as caught:
         step(tf.constant(1.0))
-    assert failures.first(caught.value) is lost
+    assert failures.first(caught.value) is failure

@@ -1,4 +1,4 @@
-"""Local SGD and what stands on it, against a model per rank in one process."""
+"""Local SGD and the methods built on it, against a model per rank in one process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ import tensorflow as tf
 
 import ringar
 from tests.asynchronous import periods
+from tests.asynchronous.workers import adam, sgd
+from tests.comparison import assert_same_everywhere
+from tests.interruption import Interrupt, StopOn
 from tests.keras import common, uneven
 from tests.plugin import fast_if
 
@@ -21,14 +24,6 @@ pytestmark = pytest.mark.usefixtures("initialized")
 
 Exchange = Callable[[Any], list[Any]]
 Wrap = Callable[[Any], Any]
-
-
-def sgd() -> keras.optimizers.Optimizer:
-    return keras.optimizers.SGD(0.1)
-
-
-def adam() -> keras.optimizers.Optimizer:
-    return keras.optimizers.Adam(0.02)
 
 
 def fit(
@@ -135,14 +130,14 @@ def test_special_cases_agree(rank: int, size: int) -> None:
 
 def test_slots(rank: int, size: int, exchange: Exchange) -> None:
     batches = batches_of(size)
-    own = fit(lambda o: ringar.LocalSGD(o, 2), batches[rank], adam)
+    parameters = fit(lambda o: ringar.LocalSGD(o, 2), batches[rank], adam)
     mean = fit(lambda o: ringar.LocalSGD(o, 2, average="parameters+slots"), batches[rank], adam)
 
     def slots(model: keras.Model) -> list[np.ndarray]:
         return [np.array(v) for v in model.optimizer.variables[2:]]
 
     assert len({str(of_rank) for of_rank in exchange(str(slots(mean)))}) == 1
-    assert len({str(of_rank) for of_rank in exchange(str(slots(own)))}) == size
+    assert len({str(of_rank) for of_rank in exchange(str(slots(parameters)))}) == size
 
 
 @pytest.mark.parametrize("wrap", [ringar.DiLoCo, fast_if(False, ringar.EASGD)])
@@ -168,15 +163,9 @@ def test_nothing_is_sent_within_a_period(rank: int, size: int) -> None:
 
 
 def test_one_rank_stops_all(rank: int, size: int, exchange: Exchange) -> None:
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if rank == size - 1 and batch == 2:
-                self.model.stop_training = True
-
     batches = [common.regression(4, 10 * rank + k) for k in range(40)]
-    model = fit(lambda o: ringar.LocalSGD(o, 4), batches, epochs=3, callbacks=[Stop()])
-    values = exchange([v.tobytes() for v in common.values(model)])
-    assert all(own == values[0] for own in values)
+    model = fit(lambda o: ringar.LocalSGD(o, 4), batches, epochs=3, callbacks=[StopOn(size - 1)])
+    assert_same_everywhere([v.tobytes() for v in common.values(model)], exchange)
     assert max(exchange(common.number(model.optimizer.iterations))) < 10
 
 
@@ -185,20 +174,12 @@ def test_one_rank_stops_all(rank: int, size: int, exchange: Exchange) -> None:
 def test_an_interrupted_run_goes_on_within_a_period(
     rule: str, rank: int, size: int, shared_tmp_path: Path
 ) -> None:
-    class Crash(keras.callbacks.Callback):
-        left = 8
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.left -= 1
-            if self.left == 0:
-                raise InterruptedError
-
     wrap = RULES[rule][0]
     batches = [common.regression(4, 10 * rank + k) for k in range(5)]
     backup = keras.callbacks.BackupAndRestore(shared_tmp_path, save_freq=3)
     expected = fit(wrap, batches, adam, 3)
     with pytest.raises(InterruptedError):
-        fit(wrap, batches, adam, 3, [backup, Crash()])
+        fit(wrap, batches, adam, 3, [backup, Interrupt(8)])
     assert common.digest(fit(wrap, batches, adam, 3, [backup])) == common.digest(expected)
 
 
@@ -210,8 +191,7 @@ def test_an_overflow_of_one_rank(
     if rank == size - 1:
         batches[1][0][:] = 1e30
     model = fit(lambda o: ringar.LocalSGD(o, 2), batches, epochs=1)
-    values = exchange([v.tobytes() for v in common.values(model)])
-    assert all(own == values[0] for own in values)
+    assert_same_everywhere([v.tobytes() for v in common.values(model)], exchange)
     assert all(np.isfinite(value).all() for value in common.values(model))
 
 

@@ -18,6 +18,8 @@ from ringar.asynchronous.log import LOST
 from ringar.asynchronous.partition import Description, partition
 from ringar.asynchronous.shard_files import ShardFiles
 from tests import one_process
+from tests.asynchronous.workers import adam
+from tests.comparison import assert_all_close
 from tests.keras import common
 from tests.plugin import fast_if
 
@@ -35,10 +37,6 @@ CONTROLS: dict[str, asynchronous.StalenessControl] = {
 
 def sgd() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.05)
-
-
-def adam() -> keras.optimizers.Optimizer:
-    return keras.optimizers.Adam(0.02)
 
 
 def batch_of(worker: int, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -75,15 +73,14 @@ def whole_log(server: ringar.ParameterServer) -> list[asynchronous.Entry]:
 
 def final_values(server: ringar.ParameterServer) -> dict[int, list[np.ndarray]]:
     """The values of all shards, on all ranks."""
-    own = {number: shard.values() for number, shard in server.shards.items()}
-    return {k: v for of_rank in ringar.allgather_object(own) for k, v in of_rank.items()}
+    shard_values = {number: shard.values() for number, shard in server.shards.items()}
+    return {k: v for of_rank in ringar.allgather_object(shard_values) for k, v in of_rank.items()}
 
 
-def equal(found: dict[int, list[np.ndarray]], expected: Sequence[Sequence[np.ndarray]]) -> None:
-    assert len(found) == len(expected)
+def equal(result: dict[int, list[np.ndarray]], expected: Sequence[Sequence[np.ndarray]]) -> None:
+    assert len(result) == len(expected)
     for number, arrays in enumerate(expected):
-        for one, other in zip(found[number], arrays, strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert_all_close(result[number], arrays)
 
 
 def run(
@@ -133,9 +130,9 @@ def test_a_schedule_forces_the_order_of_another_run() -> None:
     again, repeated, _ = run(dense_model(), batch_of, pulls=2, schedule=log)  # as an epoch's end
     assert sorted(log) == sorted(again)
     equal(repeated, [values[number] for number in sorted(values)])
-    lost = log[0]._replace(sequence=-1, update=LOST)
+    lost_push = log[0]._replace(sequence=-1, update=LOST)
     with pytest.raises(ValueError, match="a run in which all shards got each push"):
-        ringar.ParameterServer(dense_model(), sgd(), 2, schedule=[*log[1:], lost])
+        ringar.ParameterServer(dense_model(), sgd(), 2, schedule=[*log[1:], lost_push])
     of_last_shard = [entry for entry in log if entry.shard == 1]
     with pytest.raises(ValueError, match="`schedule` must begin with push 0 to shard 1"):
         ringar.ParameterServer(dense_model(), sgd(), 2, schedule=of_last_shard[1:])
@@ -167,8 +164,7 @@ def test_versions_of_a_second_fit(control: str) -> None:
     gradients = asynchronous.gradients_of(dense_model(), batches)
     replayed = one_process.compute(lambda: asynchronous.replay(log, before, gradients))
     for number, arrays in enumerate(replayed):
-        for one, other in zip(values[number], arrays, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+        assert_all_close(values[number], arrays, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +185,7 @@ def test_synchronous_limits(control: asynchronous.StalenessControl, size: int) -
             model.train_on_batch(*(np.concatenate(part) for part in zip(*batches, strict=True)))
         return [np.array(v) for v in model.trainable_variables]
 
-    for one, other in zip(values[0], one_process.compute(synchronous), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_all_close(values[0], one_process.compute(synchronous), rtol=1e-5, atol=1e-6)
 
 
 def data_of(worker: int, batches: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
@@ -219,8 +214,7 @@ def test_one_replica_is_serial_sgd() -> None:
     serial.compile(sgd(), "mse")
     expected = serial.fit(*data_of(0), batch_size=8, epochs=2, shuffle=False, verbose=0)
     assert history.history == expected.history
-    for one, other in zip(model.get_weights(), serial.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_close(model.get_weights(), serial.get_weights())
 
 
 @pytest.mark.parametrize(
@@ -268,8 +262,7 @@ def test_exclusions_and_constraints_of_the_model_hold_on_shards() -> None:
     with ringar.ParameterServer(model, decaying(), shards=3) as server:
         model.compile(ringar.Downpour("sgd", server), "mse")
         model.fit(x, y, batch_size=2, verbose=0, shuffle=False)
-    for variable, other in zip(model.variables, expected.variables, strict=True):
-        np.testing.assert_array_equal(variable, other)
+    assert_all_close(model.variables, expected.variables)
 
 
 @pytest.mark.ranks(2, 3)
@@ -291,11 +284,9 @@ def test_all_ranks_end_with_the_last_weights_and_statistics(
     assert all((b != np.array(v)).any() for b, v in zip(before, model.variables, strict=True))
     of_ranks = ringar.allgather_object([np.array(weight) for weight in model.weights])
     for other in of_ranks[1:]:
-        for value, first in zip(other, of_ranks[0], strict=True):
-            np.testing.assert_array_equal(value, first)
+        assert_all_close(other, of_ranks[0])
     served = list(final_values(server)[0])
-    for value, variable in zip(served, model.trainable_variables, strict=True):
-        np.testing.assert_array_equal(value, variable)
+    assert_all_close(served, model.trainable_variables)
 
 
 def test_a_warm_start_ends_when_the_first_worker_does(size: int) -> None:
@@ -354,9 +345,9 @@ def test_easgd_refuses_a_center_that_does_not_add() -> None:
             ringar.EASGD(sgd(), 2, server=server)
 
 
-def close(found: Any, combine: Callable[..., np.ndarray], some: Any, others: Any) -> None:
-    for one, first, second in zip(found, some, others, strict=True):
-        np.testing.assert_allclose(one, combine(first, second), rtol=1e-5, atol=1e-6)
+def close(result: Any, combine: Callable[..., np.ndarray], values: Any, references: Any) -> None:
+    for value, first, second in zip(result, values, references, strict=True):
+        np.testing.assert_allclose(value, combine(first, second), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.ranks(2, 3, 4)
@@ -416,17 +407,17 @@ def test_shards_go_on_from_their_files(shared_tmp_path: Path) -> None:
 def test_files_of_bfloat16(tmp_path: Path) -> None:
     values = [np.arange(6).reshape(2, 3).astype("bfloat16")]
     pieces = partition([Description("w", (2, 3), "bfloat16")], 1)
-    written, read = (
+    source, copy = (
         asynchronous.Shard(0, start, adam(), ringar.Asynchronous(), 1)
         for start in (values, [0 * values[0]])
     )
-    written.take(asynchronous.Push(0, 0, 0, values))
-    ShardFiles(tmp_path, None, pieces, "server").save([written])
-    ShardFiles(tmp_path, None, pieces, "server").load({0: read}, None)
-    for name, array in written.state().items():
+    source.take(asynchronous.Push(0, 0, 0, values))
+    ShardFiles(tmp_path, None, pieces, "server").save([source])
+    ShardFiles(tmp_path, None, pieces, "server").load({0: copy}, None)
+    for name, array in source.state().items():
         if name.startswith(("value", "slot")):
-            np.testing.assert_array_equal(read.state()[name], array)
-    assert read.version == 1
+            np.testing.assert_array_equal(copy.state()[name], array)
+    assert copy.version == 1
 
 
 def test_checkpoints_of_the_first_worker(shared_tmp_path: Path, size: int) -> None:
@@ -444,8 +435,7 @@ def test_checkpoints_of_the_first_worker(shared_tmp_path: Path, size: int) -> No
     loaded = keras.saving.load_model(path)
     assert type(loaded.optimizer) is keras.optimizers.SGD
     of_first = ringar.broadcast_object(after[-1])
-    for one, other in zip(loaded.get_weights(), of_first, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_close(loaded.get_weights(), of_first)
     assert len(os.listdir(shared_tmp_path)) == 1
 
 
@@ -454,12 +444,12 @@ def test_histogram_in_stats(size: int) -> None:
     model = dense_model()
     with ringar.ParameterServer(model, sgd(), 1) as server:
         fit(server, model)
-    found = ringar.stats(by="staleness")
+    statistics = ringar.stats(by="staleness")
     counts = asynchronous.staleness_histogram(server.log())
-    assert [found[str(tau)].calls for tau in range(len(counts)) if counts[tau]] == [
+    assert [statistics[str(tau)].calls for tau in range(len(counts)) if counts[tau]] == [
         count for count in counts if count
     ]
-    assert sum(sum(one) for one in ringar.allgather_object(counts.tolist())) == size * STEPS
+    assert np.sum(ringar.allgather_object(int(counts.sum()))) == size * STEPS
 
 
 @pytest.mark.ranks(1)
@@ -471,19 +461,19 @@ def test_a_pull_during_a_publication_has_the_one_before() -> None:
             server.push([np.ones(v.shape, "float32") for v in server.pull()])
         before = server.pull()
         (served,) = server._service._shards
-        put, seen = server._mailboxes.data.put, []
+        put, pulls = server._mailboxes.data.put, []
 
         def slow_put(*args: Any, **kwargs: Any) -> None:
             put(*args, **kwargs)
-            seen.append(server.replica.pull())
+            pulls.append(server.replica.pull())
 
         served.shard.version = 5  # as if three updates had been made
         served.shard._variables._variables[0].assign_add(1.0 + 0 * before[0])
         server._mailboxes.data.put = slow_put  # type: ignore[method-assign]
         served.publish()
         server._mailboxes.data.put = put  # type: ignore[method-assign]
-        assert len(seen) >= 2
-        for values, versions in seen:
+        assert len(pulls) >= 2
+        for values, versions in pulls:
             assert versions == [2]
             np.testing.assert_array_equal(values[0], before[0])
         assert server.replica.pull().versions == [5]
@@ -536,26 +526,26 @@ def test_rows_of_equal_numbers_are_added() -> None:
     table = model.trainable_variables[0]
     with ringar.ParameterServer(model, keras.optimizers.SGD(1.0), 2) as server:
         before = server.pull()[0]
-        others = [None] * (len(server.variables) - 1)
-        wrong = asynchronous.Rows(np.array([1, 2, 3]), np.ones((2, 4), "float32"))
+        gaps = [None] * (len(server.variables) - 1)
+        misfit = asynchronous.Rows(np.array([1, 2, 3]), np.ones((2, 4), "float32"))
         with pytest.raises(ringar.errors.MismatchError, match="as many rows of"):
-            server.push([wrong, *others])
+            server.push([misfit, *gaps])
         twice = np.array([7, 40, 7])
-        server.push([asynchronous.Rows(twice, np.ones((3, 4), "float32")), *others])
+        server.push([asynchronous.Rows(twice, np.ones((3, 4), "float32")), *gaps])
         server.pull()
-    (after,) = one_of_all(server, before, table)
+    (after,) = final_table(server, before, table)
     expected = before.copy()
     expected[7] -= 2 * ringar.size()
     expected[40] -= ringar.size()
     np.testing.assert_allclose(after, expected, rtol=1e-5)
 
 
-def one_of_all(server: ringar.ParameterServer, before: np.ndarray, table: Any) -> list[np.ndarray]:
+def final_table(server: ringar.ParameterServer, before: np.ndarray, table: Any) -> list[np.ndarray]:
     """The table in the end, from the shards that have its rows."""
     values = final_values(server)
     parts = [values[number][0] for number in sorted(values)]
-    whole = np.concatenate([part for part in parts if part.shape[1:] == before.shape[1:]])
-    return [whole[: len(before)]]
+    rows = np.concatenate([part for part in parts if part.shape[1:] == before.shape[1:]])
+    return [rows[: len(before)]]
 
 
 BAD: dict[str, tuple[Callable[[keras.Model], Any], str]] = {
@@ -603,11 +593,11 @@ def test_bad_arguments(case: str) -> None:
 
 @pytest.mark.ranks(2)
 def test_dedicated_servers_need_all_ranks() -> None:
-    alone = ringar.add_process_set([0])
+    process_set = ringar.add_process_set([0])
     if ringar.rank() == 0:
         with pytest.raises(ValueError, match="`servers` needs all ranks of the job"):
-            ringar.ParameterServer(dense_model(), sgd(), servers=[0], process_set=alone)
-    ringar.remove_process_set(alone)
+            ringar.ParameterServer(dense_model(), sgd(), servers=[0], process_set=process_set)
+    ringar.remove_process_set(process_set)
 
 
 def test_bad_pushes_leave_the_server_usable() -> None:

@@ -1,4 +1,4 @@
-"""Replay: logs of simulated runs, and of threads, give the bits of the run again."""
+"""Replays of simulated runs, and of threads, reproduce the run bit by bit."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ringar.asynchronous.staleness import (
 from ringar.asynchronous.turnstile import Turnstile
 from ringar.errors import MismatchError
 from tests.asynchronous import workers
+from tests.comparison import assert_all_close
 from tests.keras import common
 
 pytestmark = pytest.mark.ranks(1)
@@ -85,18 +86,18 @@ def test_equal_seeds_give_equal_runs() -> None:
 
 
 def test_a_replay_asks_for_each_gradient_once_and_in_order() -> None:
-    asked: list[tuple[int, int]] = []
+    requests: list[tuple[int, int]] = []
 
-    def gradients(worker: int, step: int, given: list[list[np.ndarray]]) -> list[list[Any]]:
-        asked.append((worker, step))
-        return workers.of_shards(worker, step, given)
+    def gradients(worker: int, step: int, copies: list[list[np.ndarray]]) -> list[list[Any]]:
+        requests.append((worker, step))
+        return workers.of_shards(worker, step, copies)
 
     control = BackupWorkers(1)
     log = run(workers.make_shards(3, control, 4))
     replay(log, workers.make_shards(3, control, 4), gradients)
-    assert sorted(asked) == sorted({(e.worker, e.step) for e in log if e.applied})
+    assert sorted(requests) == sorted({(e.worker, e.step) for e in log if e.applied})
     for worker in range(4):
-        steps = [step for its_worker, step in asked if its_worker == worker]
+        steps = [step for requester, step in requests if requester == worker]
         assert steps == sorted(steps)
 
 
@@ -114,18 +115,18 @@ def test_only_versions_that_are_needed_are_kept(monkeypatch: pytest.MonkeyPatch)
     log = run(shards)
     copies.clear()
     replay(log, workers.make_shards(1, SoftSync(1), 4), workers.of_shards)
-    needed = {entry.version for entry in log}
-    assert len(copies) == len(needed) + 1  # and the result
+    versions = {entry.version for entry in log}
+    assert len(copies) == len(versions) + 1  # and the result
 
 
 def test_learning_rates_are_replayed() -> None:
     shards = workers.make_shards(2, Asynchronous(), 4)
 
-    def gradients(worker: int, step: int, given: list[list[np.ndarray]]) -> list[list[Any]]:
+    def gradients(worker: int, step: int, copies: list[list[np.ndarray]]) -> list[list[Any]]:
         if (worker, step) == (1, 2):
             for shard in shards:
                 shard.learning_rate = 0.01
-        return workers.of_shards(worker, step, given)
+        return workers.of_shards(worker, step, copies)
 
     log = run(shards, gradients)
     rates = [shard.rates for shard in shards]
@@ -183,13 +184,13 @@ def test_replay_goes_on_from_a_state() -> None:
     shards = workers.make_shards(2, Asynchronous(), 4)
     run(shards)
     states = [shard.state() for shard in shards]
-    both = [workers.make_shards(2, Asynchronous(), 4) for _ in range(2)]
-    for copies in both:
+    groups = [workers.make_shards(2, Asynchronous(), 4) for _ in range(2)]
+    for copies in groups:
         for shard, state in zip(copies, states, strict=True):
             shard.load(state, restart=True)
-    log = run(both[0], seed=1)
+    log = run(groups[0], seed=1)
     assert min(entry.version for entry in log) == 20
-    assert workers.equal_bits(replay(log, both[1], workers.of_shards), values(both[0]))
+    assert workers.equal_bits(replay(log, groups[1], workers.of_shards), values(groups[0]))
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=str)
@@ -205,7 +206,7 @@ def test_a_schedule_is_forced_onto_threads(control: StalenessControl) -> None:
 
 def serve_threads(shard: Shard, turnstile: Turnstile, steps: int) -> None:
     """Serve workers that are threads, one push or pull at a time, in the order of a turnstile."""
-    changed = threading.Condition()
+    change = threading.Condition()
     arrived: dict[tuple[int, int], Push] = {}
     pulled: set[tuple[int, int]] = set()
 
@@ -217,28 +218,28 @@ def serve_threads(shard: Shard, turnstile: Turnstile, steps: int) -> None:
 
     def work(worker: int) -> None:
         for step in range(steps):
-            with changed:
+            with change:
                 version = turnstile.version(worker, step) or 0
-                assert changed.wait_for(partial(is_at, version), 20)
+                assert change.wait_for(partial(is_at, version), 20)
                 current = shard.values()
                 pulled.add((worker, step))
-                changed.notify_all()
+                change.notify_all()
             time.sleep(np.random.default_rng().uniform(0, 0.004))
             gradients = workers.of_shards(worker, step, [current])[0]
-            with changed:
+            with change:
                 arrived[worker, step] = Push(worker, step, version, gradients)
-                changed.notify_all()
+                change.notify_all()
 
     threads = [threading.Thread(target=work, args=[worker], daemon=True) for worker in range(4)]
     for thread in threads:
         thread.start()
     while (turn := turnstile.next()) is not None:
-        with changed:
-            assert changed.wait_for(partial(is_possible, turn), 20)
+        with change:
+            assert change.wait_for(partial(is_possible, turn), 20)
             shard.take(arrived.pop(turn))
             if turnstile.is_last(*turn):
                 shard.leave(turn[0])
-            changed.notify_all()
+            change.notify_all()
     for thread in threads:
         thread.join(20)
 
@@ -278,23 +279,22 @@ def test_gradients_of_a_model() -> None:
     x, y = common.tokens(8)
     model = common.embedding_model()
     model.compile("sgd", "mse")
-    whole = [[np.array(variable) for variable in model.trainable_variables]]
-    of_whole: Any = gradients_of(model, lambda worker, step: (x, y))(0, 0, whole)
-    of_cut: Any = gradients_of(model, lambda worker, step: (x, y))(0, 0, cut(whole[0]))
-    ((table, kernel, bias),), ((lower,), (upper, kernel_2, bias_2)) = of_whole, of_cut
+    weights = [[np.array(variable) for variable in model.trainable_variables]]
+    gradients: Any = gradients_of(model, lambda worker, step: (x, y))
+    ((table, kernel, bias),) = gradients(0, 0, weights)
+    (lower,), (upper, kernel_2, bias_2) = gradients(0, 0, cut(weights[0]))
     assert np.array_equal(kernel, kernel_2)
     assert np.array_equal(bias, bias_2)
     assert sorted(table.indices) == sorted([*lower.indices, *(upper.indices + 5)])
     assert len(set(table.indices)) == len(table.indices)
-    dense = np.zeros_like(whole[0][0])
+    dense = np.zeros_like(weights[0][0])
     dense[table.indices] = table.values
     model.train_on_batch(x, y)
     trained = [np.array(variable) for variable in model.trainable_variables]
-    moved = [(a - b) / 0.01 for a, b in zip(whole[0], trained, strict=True)]
-    for gradient, expected in zip([dense, kernel, bias], moved, strict=True):
-        np.testing.assert_allclose(gradient, expected, atol=2e-5)
+    moved = [(a - b) / 0.01 for a, b in zip(weights[0], trained, strict=True)]
+    assert_all_close([dense, kernel, bias], moved, atol=2e-5)
     with pytest.raises(ValueError, match=r"must be the trainable variables, in their order"):
-        gradients_of(model, lambda *_: (x, y))(0, 0, cut(whole[0])[::-1])
+        gradients(0, 0, cut(weights[0])[::-1])
     with pytest.raises(ValueError, match=r"must be compiled, and built"):
         gradients_of(keras.Sequential([keras.layers.Dense(1)]), lambda *_: (x, y))
 

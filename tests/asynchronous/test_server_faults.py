@@ -105,8 +105,8 @@ def program(control: str, fault: str, **values: str) -> str:
 
 def results(job: JobResult) -> dict[int, dict[str, Any]]:
     """What each rank of a job has printed."""
-    found = [json.loads(x[7:]) for x in job.stdout.splitlines() if x.startswith("RESULT")]
-    return {one["rank"]: one for one in found}
+    entries = [json.loads(x[7:]) for x in job.stdout.splitlines() if x.startswith("RESULT")]
+    return {entry["rank"]: entry for entry in entries}
 
 
 def run(text: str) -> dict[int, dict[str, Any]]:
@@ -120,9 +120,9 @@ def run(text: str) -> dict[int, dict[str, Any]]:
 @pytest.mark.parametrize("call", [fast_if(False, 1), 2, fast_if(False, 4)])
 def test_a_worker_killed_in_mid_push_pushes_all_or_nothing_to_a_shard(call: int) -> None:
     """Two shards: call 1 writes the head for the first one, call 4 is for the second one."""
-    found = run(program("None", DIES_IN_MID_PUSH, CALL=str(call)))
-    assert sorted(found) == [0, 2]
-    server = found[0]
+    answers = run(program("None", DIES_IN_MID_PUSH, CALL=str(call)))
+    assert sorted(answers) == [0, 2]
+    server = answers[0]
     for shard in (0, 1):
         pushes = [e for e in server["log"] if e[1] == shard]
         of_worker = {w: [e[3] for e in pushes if e[2] == w and e[6]] for w in (0, 1)}
@@ -134,37 +134,37 @@ def test_a_worker_killed_in_mid_push_pushes_all_or_nothing_to_a_shard(call: int)
 
 def test_a_header_of_a_worker_that_has_died_counts() -> None:
     """It dies between the header and the doorbell, to the first shard."""
-    found = run(program("None", DIES_AFTER_ITS_HEADER))
-    of_dead = [[e for e in found[0]["log"] if e[1:3] == [shard, 0]] for shard in (0, 1)]
+    answers = run(program("None", DIES_AFTER_ITS_HEADER))
+    of_dead = [[e for e in answers[0]["log"] if e[1:3] == [shard, 0]] for shard in (0, 1)]
     applied = [[e[3] for e in entries if e[6]] for entries in of_dead]
     assert applied == [list(range(6)), list(range(5))]
-    assert found[0]["versions"] == [18, 17]
+    assert answers[0]["versions"] == [18, 17]
     assert [(e[0], e[3], e[7]) for e in of_dead[1] if not e[6]] == [(-1, 5, LOST)]
-    assert found[0]["same"]  # as the replay: the push is in the first shard, and not in the second
+    assert answers[0]["same"]  # as the replay: the push is in the first shard alone
 
 
 def test_fit_goes_on_without_a_worker() -> None:
-    found = run(FIT)
-    assert sorted(found) == [0, 2]
-    of_worker = {w: [e[3] for e in found[0]["log"] if e[2] == w] for w in (0, 1)}
+    answers = run(FIT)
+    assert sorted(answers) == [0, 2]
+    of_worker = {w: [e[3] for e in answers[0]["log"] if e[2] == w] for w in (0, 1)}
     assert of_worker == {0: [0, 1, 2], 1: list(range(30))}
 
 
 @pytest.mark.slow
 def test_a_worker_that_stops_holds_the_others_at_the_bound() -> None:
-    found = run(program("StaleSynchronous(2)", STOPS))
-    clocks = found[2]["clocks"]
+    answers = run(program("StaleSynchronous(2)", STOPS))
+    clocks = answers[2]["clocks"]
     pauses = [later - earlier for earlier, later in itertools.pairwise(clocks)]
     assert sum(pause > 1.0 for pause in pauses) == 1
-    assert found[0]["versions"] == [24, 24]
+    assert answers[0]["versions"] == [24, 24]
 
 
 @pytest.mark.slow
 def test_no_worker_waits_for_one_that_stops_without_a_bound() -> None:
-    found = run(program("None", STOPS))
-    clocks = found[2]["clocks"]
+    answers = run(program("None", STOPS))
+    clocks = answers[2]["clocks"]
     assert max(later - earlier for earlier, later in itertools.pairwise(clocks)) < 1.0
-    assert found[0]["versions"] == [24, 24]
+    assert answers[0]["versions"] == [24, 24]
 
 
 def test_a_server_that_dies_is_named_by_all_workers() -> None:
@@ -174,10 +174,10 @@ def test_a_server_that_dies_is_named_by_all_workers() -> None:
     )
     text = text.replace("{control}", "None").replace("{fault}", fault)
     job = run_job(3, text, launcher_args=["--no-prefix", "--max-failures", "1"], deadline=80)
-    found = results(job)
-    assert set(found) == {1, 2}
-    for one in found.values():
-        assert "expected rank 0 to be there" in one["error"], one
+    answers = results(job)
+    assert set(answers) == {1, 2}
+    for answer in answers.values():
+        assert "expected rank 0 to be there" in answer["error"], answer
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The claim of staleness-aware rates, with 30 simulated workers on images of digits."""
+"""Staleness-aware learning rates, with 30 simulated workers on images of digits."""
 
 from __future__ import annotations
 

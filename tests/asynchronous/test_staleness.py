@@ -23,6 +23,7 @@ from ringar.asynchronous.staleness import (
 from ringar.errors import MismatchError
 from tests.asynchronous import workers
 from tests.asynchronous.workers import push, vector_shard
+from tests.comparison import assert_all_close
 from tests.plugin import fast_if
 
 pytestmark = pytest.mark.ranks(1)
@@ -115,17 +116,17 @@ def test_soft_sync_has_the_staleness_n_in_the_mean() -> None:
 def test_hard_sync_is_synchronous_training(optimizer: Any) -> None:
     """With the mean of all workers' gradients, as of the batch of all together."""
     shard = simulated(HardSync(), optimizer=optimizer)
-    alone, variables = optimizer(), [keras.Variable(array) for array in workers.initial()]
+    reference, variables = optimizer(), [keras.Variable(array) for array in workers.initial()]
     for step in range(6):
         values = [np.array(variable) for variable in variables]
-        each = [workers.gradients(worker, step, values) for worker in range(4)]
+        pushes = [workers.gradients(worker, step, values) for worker in range(4)]
         table = np.zeros_like(values[2])
-        for gradients in each:
+        for gradients in pushes:
             np.add.at(table, gradients[2].indices, gradients[2].values)
-        means = [sum(g[0] for g in each) / 4, sum(g[1] for g in each) / 4, table / 4]
-        alone.apply([keras.ops.convert_to_tensor(mean) for mean in means], variables)
-    for own, expected in zip(shard.values(), variables, strict=True):
-        np.testing.assert_allclose(own, np.array(expected), rtol=1e-5, atol=1e-6)
+        means = [sum(g[0] for g in pushes) / 4, sum(g[1] for g in pushes) / 4, table / 4]
+        reference.apply([keras.ops.convert_to_tensor(mean) for mean in means], variables)
+    for value, expected in zip(shard.values(), variables, strict=True):
+        np.testing.assert_allclose(value, np.array(expected), rtol=1e-5, atol=1e-6)
     assert shard.version == 6
     assert staleness_histogram(shard.log).tolist() == [24]
 
@@ -160,14 +161,13 @@ def test_stale_synchronous_with_bound_0_is_bulk_synchronous() -> None:
     shard = simulated(StaleSynchronous(0))
     values = workers.initial()
     for step in range(6):
-        each = [workers.gradients(worker, step, values) for worker in range(4)]
+        pushes = [workers.gradients(worker, step, values) for worker in range(4)]
         values = [value.copy() for value in values]
-        for weights, biases, rows in each:
+        for weights, biases, rows in pushes:
             values[0] -= np.float32(0.1) * weights
             values[1] -= np.float32(0.1) * biases
             values[2][rows.indices] -= np.float32(0.1) * rows.values
-    for own, expected in zip(shard.values(), values, strict=True):
-        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+    assert_all_close(shard.values(), values, rtol=1e-5, atol=1e-6)
     assert {entry.version for entry in shard.log} == {0, 4, 8, 12, 16, 20}
 
 
@@ -181,8 +181,8 @@ def test_stale_synchronous_bounds_the_distance(bound: int) -> None:
         for worker in range(4):
             for step in range(entry.step - bound):
                 assert updates[worker, step] < entry.version
-        made = {w: sum(e.worker == w for e in shard.log[: entry.sequence]) for w in range(4)}
-        furthest = max(furthest, entry.step - min(made.values()))
+        counts = {w: sum(e.worker == w for e in shard.log[: entry.sequence]) for w in range(4)}
+        furthest = max(furthest, entry.step - min(counts.values()))
     assert furthest == bound
 
 
@@ -203,8 +203,8 @@ def test_backup_workers_drop_late_gradients() -> None:
     assert shard.take(push(0, 0, 0, 2, 0))
     assert not shard.take(push(1, 0, 0, 100, 0))  # late
     assert value(shard) == [-1.5, 0]
-    late = shard.log[2]
-    assert (late.applied, late.update, late.staleness) == (False, DROPPED, 1)
+    entry = shard.log[2]
+    assert (entry.applied, entry.update, entry.staleness) == (False, DROPPED, 1)
     assert [shard.limit(worker) for worker in range(3)] == [2, 2, 2]
     assert not shard.take(push(1, 1, 1, 1, 0))
     assert shard.limit(1) == 2
@@ -214,12 +214,12 @@ def test_backup_workers_drop_late_gradients() -> None:
 
 def test_simulated_backup_workers() -> None:
     shard = simulated(BackupWorkers(1), count=5, steps=10)
-    made: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for entry in shard.log:
         if entry.applied:
             assert entry.staleness == 0
-            made[entry.update] = made.get(entry.update, 0) + 1
-    assert {made[update] for update in range(8)} == {4}
+            counts[entry.update] = counts.get(entry.update, 0) + 1
+    assert {counts[update] for update in range(8)} == {4}
     slow = [entry for entry in shard.log if entry.worker == 0]
     assert any(not entry.applied for entry in slow)
 
@@ -309,11 +309,11 @@ def test_a_loaded_state_goes_on_bit_for_bit(control: StalenessControl) -> None:
         assert [other.limit(w) for w in range(3)] == [shard.limit(w) for w in range(3)]
         gradients = workers.gradients(worker, steps[worker], original)
         version = max(0, shard.version - (0 if isinstance(control, HardSync) else 1))
-        one = Push(worker, steps[worker], version, gradients)
-        assert shard.take(one) == other.take(one)
+        next_push = Push(worker, steps[worker], version, gradients)
+        assert shard.take(next_push) == other.take(next_push)
         steps[worker] += 1
         assert other.log[-1] == shard.log[-1]
-        states = [each.state() for each in (shard, other)]
+        states = [twin.state() for twin in (shard, other)]
         assert workers.equal_bits(*[[list(state.values())] for state in states])
     assert shard.version >= 3
 
@@ -363,12 +363,12 @@ def test_learning_rates() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_takes_the_steps_of_keras(name: str) -> None:
     """With one worker; also a step without gradients, and one with those of one variable."""
-    own, alone = (getattr(keras.optimizers, name)(learning_rate=0.05) for _ in range(2))
+    optimizer, reference = (getattr(keras.optimizers, name)(learning_rate=0.05) for _ in range(2))
     values = [np.full((4, 2), 2, np.float32), np.ones(2, np.float32)]
     variables = [keras.Variable(value) for value in values]
     names = ["dense/kernel", "dense/bias"]
-    shard = Shard(0, values, own, Asynchronous(), 1, names)
-    alone.build(variables)
+    shard = Shard(0, values, optimizer, Asynchronous(), 1, names)
+    reference.build(variables)
     for step, chosen in enumerate([(0, 1), (0,), (), (0, 1)]):
         rng = np.random.default_rng(step)
         gradients = [rng.normal(size=value.shape).astype(np.float32) for value in values]
@@ -377,9 +377,9 @@ def test_any_optimizer_takes_the_steps_of_keras(name: str) -> None:
         )
         if chosen:
             tensors = [keras.ops.convert_to_tensor(gradients[i]) for i in chosen]
-            alone.apply(tensors, [variables[i] for i in chosen])
+            reference.apply(tensors, [variables[i] for i in chosen])
         else:
-            alone.iterations.assign_add(1)
+            reference.iterations.assign_add(1)
     for value, variable in zip(shard.values(), variables, strict=True):
         np.testing.assert_allclose(value, np.array(variable), rtol=1e-5)
 
@@ -416,7 +416,7 @@ def test_gradients_that_do_not_fit(gradients: list[Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "message"),
+    ("next_push", "message"),
     [
         (push(2, 0, 0, 1, 1), r"Worker 2 pushed, which does not exist.*from 0 to 1"),
         (push(0, 0, -1, 1, 1), r"Worker 0 pushed step 0 before its first pull"),
@@ -424,10 +424,10 @@ def test_gradients_that_do_not_fit(gradients: list[Any], message: str) -> None:
         (push(0, 1, 0, 1, 1), r"Worker 0 pushed step 1. Expected: step 0"),
     ],
 )
-def test_pushes_that_cannot_come(one: Push, message: str) -> None:
+def test_pushes_that_cannot_come(next_push: Push, message: str) -> None:
     shard = vector_shard(Asynchronous(), 2)
     with pytest.raises(MismatchError, match=message):
-        shard.take(one)
+        shard.take(next_push)
     assert shard.take(push(0, 0, 0, 1, 1))
 
 

@@ -61,11 +61,11 @@ def split(arrays: list[Any], shards: int) -> list[list[Any]]:
 
 def joined(values: list[list[np.ndarray]]) -> list[np.ndarray]:
     """Put the values of all shards together."""
-    whole = [np.full_like(value, np.nan) for value in initial()]
+    arrays = [np.full_like(value, np.nan) for value in initial()]
     for of_shard, pieces in zip(values, LAYOUTS[len(values)], strict=True):
         for value, (variable, start, stop) in zip(of_shard, pieces, strict=True):
-            whole[variable][start:stop] = value
-    return whole
+            arrays[variable][start:stop] = value
+    return arrays
 
 
 def of_shards(worker: int, step: int, values: list[list[np.ndarray]]) -> list[list[Any]]:
@@ -104,12 +104,13 @@ def exponential(generator: np.random.Generator, worker: int) -> float:
 
 
 def equal_bits(first: list[list[np.ndarray]], second: list[list[np.ndarray]]) -> bool:
-    pairs = [pair for both in zip(first, second, strict=True) for pair in zip(*both, strict=True)]
+    shards = zip(first, second, strict=True)
+    pairs = [pair for arrays in shards for pair in zip(*arrays, strict=True)]
     return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
 def _part(array: Any, start: int, stop: int) -> Any:
     if isinstance(array, Rows):
-        here = (array.indices >= start) & (array.indices < stop)
-        return Rows(array.indices[here] - start, array.values[here])
+        mask = (array.indices >= start) & (array.indices < stop)
+        return Rows(array.indices[mask] - start, array.values[mask])
     return array[start:stop]

@@ -44,9 +44,9 @@ def table(ends: dict[str, list[tuple[float, str]]]) -> str:
     """Return a row per kind: how many jobs, how many bad, and how long they took."""
     rows = []
     for kind in sorted(ends):
-        seconds = [taken for taken, _ in ends[kind]]
-        bad = sum(bool(fault) for _, fault in ends[kind])
-        rows.append([kind, len(seconds), bad, f"{median(seconds):.1f}", f"{max(seconds):.1f}"])
+        seconds = [duration for duration, _ in ends[kind]]
+        failures = sum(bool(fault) for _, fault in ends[kind])
+        rows.append([kind, len(seconds), failures, f"{median(seconds):.1f}", f"{max(seconds):.1f}"])
     headers = ["kind of fault", "jobs", "bad", "seconds, median", "longest"]
     return tabulate(rows, headers, tablefmt="github")
 
@@ -105,10 +105,10 @@ def main(arguments: list[str] | None = None) -> int:
                 case, seconds, fault = done
                 ends[case.kind].append((seconds, fault))
     count = sum(map(len, ends.values()))
-    bad = sum(bool(fault) for of_kind in ends.values() for _, fault in of_kind)
+    failures = sum(bool(fault) for of_kind in ends.values() for _, fault in of_kind)
     print(table(ends))
-    print(f"{count} jobs from seed {options.seed} on, {bad} bad")
-    return 1 if bad else 0
+    print(f"{count} jobs from seed {options.seed} on, {failures} bad")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

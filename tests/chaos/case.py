@@ -25,8 +25,8 @@ class Case:
     Attributes:
         seed: from which it was made.
         kind: of its faults, a key of `KINDS`.
-        work: "collectives", "training", "elastic", "resumed", "kept" or "fed": a function of
-            `work.py`.
+        work: "collectives", "training", "elastic", "resumed", "elastic_backup" or "fed": a
+            function of `work.py`.
         ranks: the number of ranks; with a script for the hosts, in the end.
         hosts: the number of hosts, which TCP connects.
         faults: plain data for `program.py`.
@@ -78,13 +78,13 @@ class Case:
             return not self.faults  # of this life
         if self.is_started_again and "delay" in self.faults[0]:
             return False  # it may come before the ranks have met, or when some have ended
-        is_elastic = self.work in ("elastic", "kept")
+        is_elastic = self.work in ("elastic", "elastic_backup")
         return self.kind in HARMLESS or (is_elastic and self.kind in SURVIVED)
 
     @property
     def is_started_again(self) -> bool:
         """Whether the job is one of those that continue each other."""
-        return self.work in ("resumed", "kept")
+        return self.work in ("resumed", "elastic_backup")
 
     def each_life(self) -> list[Case]:
         """Return the jobs to run one after the other, the last one without faults."""
@@ -147,13 +147,13 @@ class Case:
         first = self.ranks - self.ranks // 2  # of the second host
         named = re.findall(r"rank (\d+) \| .*(?:waiting for rank ([\d, ]+)|but rank (\d+) )", text)
         return any(
-            (int(own) < first) != (int(rank) < first)
-            for own, *listed in named
+            (int(speaker) < first) != (int(rank) < first)
+            for speaker, *listed in named
             for rank in re.findall(r"\d+", " ".join(listed))
         )
 
     def _may_pass(self) -> bool:
         """Return whether the fault may come too late to matter, or is one on some ranks only."""
-        after = all(fault["step"] == "end" or "delay" in fault for fault in self.faults)
-        late = self.kind in ("two faults", "data worker lost")
-        return after or late or self.work == "elastic"
+        is_after = all(fault["step"] == "end" or "delay" in fault for fault in self.faults)
+        is_late = self.kind in ("two faults", "data worker lost")
+        return is_after or is_late or self.work == "elastic"

@@ -53,14 +53,14 @@ def _started_again(rng: random.Random, seed: int, work: str, ranks: int) -> Case
     lives = rng.choices(list(ENDS_OF_LIVES), k=rng.choice([1, 1, 2]))
     faults = []
     for number, life in enumerate(lives):
-        what, seconds = rng.choice(ENDS_OF_LIVES[life])
+        action, seconds = rng.choice(ENDS_OF_LIVES[life])
         # A later life begins where the one before has ended.
         steps = range(EPOCHS * STEPS * number // len(lives), EPOCHS * STEPS - 1)
-        fault = {"slot": rng.randrange(ranks), "what": what, "seconds": seconds}
+        fault = {"slot": rng.randrange(ranks), "what": action, "seconds": seconds}
         early = {"step": "start", "delay": rng.uniform(0, 8)}
         within = {"step": rng.choice(steps), **rng.choice([{}, {}, {"delay": 0.05}])}
         fault.update(rng.choice([within, within, early]))
-        if what == "raise":
+        if action == "raise":
             fault.pop("delay", None)  # a thread would raise it
         faults.append(fault)
     return Case(seed, "started again", work, ranks, 1, tuple(faults), lives=tuple(lives))
@@ -71,8 +71,9 @@ def _faults(rng: random.Random, kind: str, ranks: int, work: str) -> list[dict[s
         first, second = rng.sample(range(ranks), 2)
         fault = _fault(rng, "killed", first, work)
         # Another one is lost while the others notice, meet again, or begin again.
-        late = {"what": "SIGKILL", "seconds": 0, "delay": rng.choice([0.0, 0.05, 0.2, 0.5, 1.0])}
-        return [fault, {**late, "slot": second, "step": "after", "of": first}]
+        delay = rng.choice([0.0, 0.05, 0.2, 0.5, 1.0])
+        follower = {"what": "SIGKILL", "seconds": 0, "delay": delay}
+        return [fault, {**follower, "slot": second, "step": "after", "of": first}]
     if kind == "full disk" and work == "training":
         return [{"slot": 0, "step": "end of the epoch", "what": "full disk", "seconds": 0}]
     if kind == "in init or shutdown":
@@ -102,14 +103,14 @@ def _relay(rng: random.Random, kind: str) -> dict[str, Any]:
 
 
 def _fault(rng: random.Random, kind: str, slot: int, work: str) -> dict[str, Any]:
-    what, seconds = rng.choice(KINDS[kind])
+    action, seconds = rng.choice(KINDS[kind])
     steps: list[int | str] = list(range(STEPS - 1))
     if kind == "link down for good":
         steps += ["start", "init"]
-    elif kind not in ("disagrees", *OF_WORKERS) and work not in ("elastic", "kept"):
+    elif kind not in ("disagrees", *OF_WORKERS) and work not in ("elastic", "elastic_backup"):
         steps += ["start", "init", "end"]  # elastic jobs end, too, where one fails there
-    if (what, seconds) in (("sleep", LONG), ("SIGSTOP", 0)):
+    if (action, seconds) in (("sleep", LONG), ("SIGSTOP", 0)):
         steps = [step for step in steps if step != "end"]  # when nobody waits for it
-    if what == "leave":
+    if action == "leave":
         steps = list(range(STEPS - 1))
-    return {"slot": slot, "step": rng.choice(steps), "what": what, "seconds": seconds}
+    return {"slot": slot, "step": rng.choice(steps), "what": action, "seconds": seconds}

@@ -1,4 +1,4 @@
-"""Scripts that tell an elastic job its hosts: which come, go, and are not known for a while."""
+"""Scripts that tell an elastic job its hosts, which come, go and are unknown for a while."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ esac
 def answers(rng: random.Random, kind: str, hosts: bool) -> tuple[int, tuple[str, ...], int]:
     """Return the number of slots at first, the commands of the answers, the number in the end."""
     slots = [rng.choice([1, 2]) for _ in range(HOSTS)] if hosts else [rng.choice([2, 3])]
-    some = _fewer(rng, slots)
-    first, last = {"hosts come": (some, slots), "hosts go": (slots, some)}.get(kind, (some, some))
+    rest = _fewer(rng, slots)
+    first, last = {"hosts come": (rest, slots), "hosts go": (slots, rest)}.get(kind, (rest, rest))
     commands = [_tell(first)]
     if kind == "no hosts for a moment":
         commands += ["true"] * rng.choice([1, 1, 2, 4])
@@ -44,8 +44,8 @@ def _fewer(rng: random.Random, slots: list[int]) -> list[int]:
     """Return slots of the same hosts, some of which are gone, perhaps that of the launcher."""
     if len(slots) == 1:
         return [1]
-    gone = rng.choice([{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}])
-    return [0 if number in gone else count for number, count in enumerate(slots)]
+    losses = rng.choice([{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}])
+    return [0 if number in losses else count for number, count in enumerate(slots)]
 
 
 def _tell(slots: list[int]) -> str:

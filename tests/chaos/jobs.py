@@ -1,4 +1,4 @@
-"""How the job of a case is run: on this host, on hosts of its own, with a disk that is full."""
+"""Run the job of a case: on this host, on hosts of its own, or with a full disk."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(case: Case, folder: str, life: int = 0) -> JobResult:
     if case.kind in kinds.OF_LAUNCHER and not case.is_started_again:
         return run_and_stop(case, program)
     options = []
-    if case.work in ("elastic", "kept"):
+    if case.work in ("elastic", "elastic_backup"):
         options = ELASTIC.format(case.min_np, 15 * case.patience).split()
     if case.is_started_again and case.seed % 2:
         options += ["--kill-grace", "30"]
@@ -75,13 +75,13 @@ def run(case: Case, folder: str, life: int = 0) -> JobResult:
 
 def run_on_two(case: Case, folder: str, program: list[str], options: list[str]) -> JobResult:
     """Run a case on two hosts, with a relay before the second if the case has one."""
-    each = [case.ranks - case.ranks // 2, case.ranks // 2]
+    slots = [case.ranks - case.ranks // 2, case.ranks // 2]
     with Hosts(case.hosts) as hosts, contextlib.ExitStack() as stack:
         if case.relay is not None:
             down_file = f"{happened(folder, 0)}link" if "down" in case.relay else ""
             stack.enter_context(hosts[1].relayed(Faults(**case.relay, down_file=down_file)))
         return run_on_hosts(
-            hosts, each, program, link="tcp", options=options, variables=GRACE, deadline=case.limit
+            hosts, slots, program, link="tcp", options=options, variables=GRACE, deadline=case.limit
         )
 
 

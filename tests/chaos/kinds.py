@@ -1,4 +1,4 @@
-"""The table of faults: what can happen to a job, where, and whether the job must stand it."""
+"""The table of faults: what can happen to a job, where, and whether the job must survive."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ WORK = {
     "in a recovery": ["elastic"],
     "full disk": ["elastic", "training"],
     "link down for good": ["collectives", "training"],
-    "started again": ["resumed", "resumed", "kept"],
+    "started again": ["resumed", "resumed", "elastic_backup"],
     **{key: ["fed"] for key in OF_WORKERS},
     **{key: ["elastic"] for key in OF_DISCOVERY},
 }

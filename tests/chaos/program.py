@@ -1,4 +1,4 @@
-"""What the ranks of `tests.chaos` run, `program.py PLAN`: checked work, and faults of a plan."""
+"""The program of the ranks of `tests.chaos`, `program.py PLAN`: checked work, with faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults that a rank of a job of chaos has, by the plan in its first argument.
+"""The faults of a rank of a chaos job, by the plan in its first argument.
 
 A rank looks for its own faults before each step. It is known by its slot, which survives a change
 of the ranks.
@@ -26,7 +26,7 @@ FIRST = not os.path.exists(PLAN["once"] + str(SLOT))  # of the processes in this
 
 def happen(step: int | str) -> str:
     """Let the faults of this rank at `step` happen; return what it has to do wrong, if anything."""
-    wrong = ""
+    deviation = ""
     for fault in PLAN["faults"] if FIRST else ():
         if (fault["slot"], fault["step"]) == (SLOT, step):
             with open(PLAN["once"] + str(SLOT), "w"):
@@ -34,36 +34,36 @@ def happen(step: int | str) -> str:
             if "delay" in fault:  # while this rank starts, or shuts down
                 threading.Thread(target=follow, args=[fault], daemon=True).start()
             else:
-                wrong = suffer(fault["what"], fault.get("seconds", 0)) or wrong
-    return wrong
+                deviation = suffer(fault["what"], fault.get("seconds", 0)) or deviation
+    return deviation
 
 
-def suffer(what: str, seconds: float) -> str:
+def suffer(action: str, seconds: float) -> str:
     """Let a fault happen to this process, or return its name if it is a call to be done wrong."""
-    whose, _, name = what.rpartition(" ")
-    if what in ("link", "discovery"):
-        Path(PLAN["once"] + what).touch()
+    whose, _, name = action.rpartition(" ")
+    if action in ("link", "discovery"):
+        Path(PLAN["once"] + action).touch()
         time.sleep(0.1)  # until the relay has seen it
     elif name.startswith("SIG"):
         send(name, whose, seconds)
-    elif what.startswith("exit"):
-        sys.exit(int(what.split()[1]))
-    elif what == "end":
+    elif action.startswith("exit"):
+        sys.exit(int(action.split()[1]))
+    elif action == "end":
         os._exit(6)
-    elif what == "raise":
+    elif action == "raise":
         raise ValueError("a fault of this rank alone")
-    elif what == "sleep":
+    elif action == "sleep":
         time.sleep(seconds)
-    elif what == "leave":
+    elif action == "leave":
         import ringar
 
         ringar.shutdown()
         time.sleep(seconds)
         sys.exit(4)
-    elif what == "descriptors":
+    elif action == "descriptors":
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
     else:
-        return what
+        return action
     return ""
 
 

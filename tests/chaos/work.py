@@ -44,29 +44,29 @@ def collectives() -> None:
         kind = str(rng.choice(["allreduce", "allgather", "broadcast", "reducescatter"]))
         dtype = rng.choice(["float32", "float64", "int32", "int64"])
         columns = int(rng.choice([1, 7, 300, 40_000]))
-        given = [rng.integers(0, 100, (size, columns)).astype(dtype) for _ in range(size)]
-        total = np.sum(given, axis=0)
-        mine, name = given[rank], f"step {step}"
+        arrays = [rng.integers(0, 100, (size, columns)).astype(dtype) for _ in range(size)]
+        total = np.sum(arrays, axis=0)
+        array, name = arrays[rank], f"step {step}"
         say(step)
-        wrong = happen(step)
-        if wrong == "shape":
-            mine = mine[:, : columns // 2]
-        elif wrong == "dtype":
-            mine = mine.astype("int16" if kind != "allreduce" else "int8")
-        elif wrong == "name":
+        deviation = happen(step)
+        if deviation == "shape":
+            array = array[:, : columns // 2]
+        elif deviation == "dtype":
+            array = array.astype("int16" if kind != "allreduce" else "int8")
+        elif deviation == "name":
             name = "another"
-        elif wrong == "order":
+        elif deviation == "order":
             ringar.barrier(name="out of turn")
         if kind == "allreduce":
-            found, expected = ringar.allreduce(mine, op=ringar.Sum, name=name), total
+            result, expected = ringar.allreduce(array, op=ringar.Sum, name=name), total
         elif kind == "allgather":
-            found, expected = ringar.allgather(mine, name=name), np.concatenate(given)
+            result, expected = ringar.allgather(array, name=name), np.concatenate(arrays)
         elif kind == "broadcast":
-            found, expected = ringar.broadcast(mine, root_rank=0, name=name), given[0]
+            result, expected = ringar.broadcast(array, root_rank=0, name=name), arrays[0]
         else:
-            found = ringar.reducescatter(mine, op=ringar.Sum, name=name)
+            result = ringar.reducescatter(array, op=ringar.Sum, name=name)
             expected = total[rank : rank + 1]
-        if not np.array_equal(np.asarray(found), expected):
+        if not np.array_equal(np.asarray(result), expected):
             wrong_result(step, kind)
 
 
@@ -79,10 +79,10 @@ def training() -> None:
 
     rows = 2 * PLAN["steps"]
     x = np.arange(rows * ringar.size(), dtype=np.float32)[:, None]
-    mine = x[ringar.rank() :: ringar.size()]
+    share = x[ringar.rank() :: ringar.size()]
     # The checkpoint of rank 0 goes to a disk that is full, where the plan says so.
-    kept = [keras.callbacks.ModelCheckpoint(PLAN["disk"] + "/{epoch}.keras")]
-    train_sum(x.sum(), mine, mine, 2, callbacks=kept if PLAN["disk"] else [])
+    checkpoints = [keras.callbacks.ModelCheckpoint(PLAN["disk"] + "/{epoch}.keras")]
+    train_sum(x.sum(), share, share, 2, callbacks=checkpoints if PLAN["disk"] else [])
 
 
 def fed() -> None:
@@ -193,9 +193,9 @@ def resumed() -> None:
     import ringar
 
     numbers = signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
-    every = ("epoch", 1, 5)[PLAN["seed"] % 3]
+    frequency = ("epoch", 1, 5)[PLAN["seed"] % 3]
     backup = keras.callbacks.BackupAndRestore(
-        PLAN["backup"], save_freq=every, delete_checkpoint=bool(PLAN["seed"] % 2)
+        PLAN["backup"], save_freq=frequency, delete_checkpoint=bool(PLAN["seed"] % 2)
     )
     saver = ringar.callbacks.SaveOnSignal(signals=numbers)
     state = train_noisily([backup, saver, faults_of_batches()])
@@ -204,7 +204,7 @@ def resumed() -> None:
         wrong_result(-1, "state of a resumed training")
 
 
-def kept() -> None:
+def elastic_backup() -> None:
     """Go on from the backup of a life before, in an elastic job: each row counts once an epoch."""
     import keras
     import numpy as np

@@ -1,4 +1,4 @@
-"""`ringar.elastic.Dataset`: each row once in an epoch, whatever number of ranks takes it."""
+"""`ringar.elastic.Dataset`: each row once in an epoch, however many ranks there are."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def test_each_row_is_dealt_once_by_worlds_of_different_sizes(
     shuffle: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = ringar.elastic.Dataset(np.arange(61), batch_size=3, shuffle=shuffle, seed=5)
-    seen: list[int] = []
+    rows: list[int] = []
     orders = []
     for epoch in range(2):
-        seen.clear()
+        rows.clear()
         done = 0
         for size, batches in ((4, 2), (1, 3), (3, None)):
             data.go_to(epoch, done)
             ranks = deal(data, size, monkeypatch)
-            seen += [row for own in ranks for batch in own[:batches] for row in batch]
+            rows += [row for dealing in ranks for batch in dealing[:batches] for row in batch]
             done = data.done_after(len(ranks[0]) if batches is None else batches)
         assert done == 61
-        assert sorted(seen) == list(range(61))
-        orders.append(list(seen))
+        assert sorted(rows) == list(range(61))
+        orders.append(list(rows))
     assert (orders[0] == orders[1]) != shuffle
 
 

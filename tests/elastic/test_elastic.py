@@ -21,8 +21,8 @@ def run_elastic(
 ) -> JobResult:
     """Run an elastic job, whose slots cool down for a fifth of what users wait."""
     arguments = ["--min-np", "2", *options]
-    given = {"RINGAR_GRACE_SCALE": "0.2", **env}
-    return run_job(np, program, args=args, launcher_args=arguments, deadline=120, env=given)
+    environment = {"RINGAR_GRACE_SCALE": "0.2", **env}
+    return run_job(np, program, args=args, launcher_args=arguments, deadline=120, env=environment)
 
 
 def test_ranks_that_die_in_turn_are_replaced(tmp_path: Path) -> None:
@@ -30,8 +30,9 @@ def test_ranks_that_die_in_turn_are_replaced(tmp_path: Path) -> None:
 
     Meanwhile the discovery script fails, names no host, too few, and one that is none.
     """
-    good, *bad = "echo localhost:4", "exit 1", "true", "echo localhost", "echo null"
-    texts = [good, good, *(text for each in bad for text in (each, each, good)), *bad, good]
+    good, *failures = "echo localhost:4", "exit 1", "true", "echo localhost", "echo null"
+    pauses = [text for failure in failures for text in (failure, failure, good)]
+    texts = [good, good, *pauses, *failures, good]
     options = ("--max-np", "4", "--host-discovery-script", answers(tmp_path, *texts))
     job = run_elastic(4, *options, program=SCRIPTS / "loop.py").check()
     sizes = [4, 3, 4, 3, 4, 3, 4, 3, 4]
@@ -44,8 +45,8 @@ def test_ranks_that_die_in_turn_are_replaced(tmp_path: Path) -> None:
         r"rank 0 \(slot 0, process \d+[^)]*\) was killed by signal 11 \(SIGSEGV\)",
     ):
         assert re.search(f"^ringarrun: .*{end}", job.stderr, re.MULTILINE), job
-    told = r'^\[0\] rank 0 \| allreduce "rows".* rank 2 has died.*; going back to the last commit$'
-    assert re.search(told, job.stderr, re.MULTILINE), job
+    words = r'^\[0\] rank 0 \| allreduce "rows".* rank 2 has died.*; going back to the last commit$'
+    assert re.search(words, job.stderr, re.MULTILINE), job
 
 
 @pytest.mark.parametrize("how", [fast_if(False, "plain"), "compiled"])
@@ -93,10 +94,10 @@ def test_a_job_of_which_all_ranks_died_goes_on_from_its_folder(tmp_path: Path) -
     assert re.search(
         r"commit 6: cut off after (\d+) of \d+ bytes; the state is that of commit 5", second.stderr
     )
-    told = rf"expected in {folder} \(--elastic-dir\) a commit of this .* received commit 5"
+    message = rf"expected in {folder} \(--elastic-dir\) a commit of this .* received commit 5"
     for rank in range(3):
         assert re.search(
-            rf"^\[{rank}\] MismatchError True: .*{told}", second.stdout, re.MULTILINE
+            rf"^\[{rank}\] MismatchError True: .*{message}", second.stdout, re.MULTILINE
         ), second
     assert not list(folder.iterdir())  # the training is done
 

@@ -1,4 +1,4 @@
-"""The folder of `--elastic-dir`: what is kept there, and what is read of it."""
+"""The folder of `--elastic-dir`: which commits it keeps, and how they are read."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_a_damaged_commit_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptu
         folder.write(tmp_path, number, LAYOUT, {"steps": number})
     newest = folder.path_of(tmp_path, 2)
     text = newest.read_bytes()
-    changed = text[:-5] + bytes([text[-5] ^ 1]) + text[-4:]
+    damage = text[:-5] + bytes([text[-5] ^ 1]) + text[-4:]
     for damaged, why in (
         (text[:-7], "cut off after"),
-        (changed, "changed after it was written"),
+        (damage, "changed after it was written"),
         (b"", "not the beginning of a commit"),
         (text[:20], "not the beginning of a commit"),
     ):
@@ -84,7 +84,7 @@ def test_a_commit_of_another_model_is_refused(
     first = ringar.elastic.KerasState(model_of(4, "adam"), epoch=7)
     first.sync()
     first.keep()
-    for other, told in (
+    for other, reason in (
         (
             ringar.elastic.KerasState(model_of(5, "adam"), epoch=0),
             "weight 0: expected float32[3, 5]",
@@ -95,7 +95,7 @@ def test_a_commit_of_another_model_is_refused(
         before = other.model.get_weights()
         with pytest.raises(MismatchError) as error:
             other.sync()
-        for part in (str(tmp_path), "commit 2", told, "Start the program that has written it"):
+        for part in (str(tmp_path), "commit 2", reason, "Start the program that has written it"):
             assert part in str(error.value)
         assert all((a == b).all() for a, b in zip(before, other.model.get_weights(), strict=True))
     same = ringar.elastic.KerasState(model_of(4, "adam"), epoch=0)

@@ -1,4 +1,4 @@
-"""Functions in elastic jobs: what `ringar.run` returns and raises when ranks are lost and join."""
+"""Functions in elastic jobs: results and errors of `ringar.run` when ranks are lost and join."""
 
 from __future__ import annotations
 

@@ -9,6 +9,14 @@ from pathlib import Path
 
 from tests.plugin import JobResult, run_job
 
+#: The class of a MismatchError in each mode. XLA has one class for all errors of custom calls.
+KINDS = {
+    "numpy": "MismatchError",
+    "eager": "InvalidArgumentError",
+    "function": "InvalidArgumentError",
+    "compiled": "InternalError",
+}
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -40,18 +48,18 @@ class Outcomes:
 
     Attributes:
         job: exit code and output.
-        seen: what each rank recorded, per scenario.
+        records: what each rank recorded, per scenario.
     """
 
     job: JobResult
-    seen: list[dict[str, Outcome]] = field(default_factory=list)
+    records: list[dict[str, Outcome]] = field(default_factory=list)
 
     def of(self, scenario: str, ranks: Sequence[int] | None = None) -> list[Outcome]:
         """What ``ranks`` (default: all) saw in a scenario; each of them must have come so far."""
-        chosen = range(len(self.seen)) if ranks is None else ranks
-        missing = [r for r in chosen if scenario not in self.seen[r]]
-        assert not missing, f"ranks {missing} never ended {scenario!r}\n{self.job}"
-        return [self.seen[r][scenario] for r in chosen]
+        chosen = range(len(self.records)) if ranks is None else ranks
+        laggards = [r for r in chosen if scenario not in self.records[r]]
+        assert not laggards, f"ranks {laggards} never ended {scenario!r}\n{self.job}"
+        return [self.records[r][scenario] for r in chosen]
 
     def expect_success(self, scenario: str, ranks: Sequence[int] | None = None) -> None:
         """Fails the test unless nothing was raised in a scenario."""

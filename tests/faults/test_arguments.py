@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.outcomes import Outcomes, run_scenarios
+from tests.faults.outcomes import KINDS, Outcomes
 
 pytestmark = pytest.mark.job
 
-KINDS = {
-    "numpy": "MismatchError",
-    "eager": "InvalidArgumentError",
-    "function": "InvalidArgumentError",
-    "compiled": "InternalError",
-}
 DTYPES = "float16, bfloat16, float32, float64, int8, uint8, int32, int64"
 NOT_A_SCALAR = "expected an array of at least one dimension, received a scalar; reshape it to [1]"
 
@@ -54,12 +48,6 @@ REFUSED_EARLY = [
 ]
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    script = Path(__file__).parent / "scripts" / "arguments.py"
-    return run_scenarios(3, script, tmp_path_factory.mktemp("arguments"))
-
-
 def modes_of(scenario: str) -> list[str]:
     """Compiled code takes no splits, and refuses an alltoall of a scalar on its own."""
     in_compiled = "splits" not in scenario and scenario != "scalar to alltoall"
@@ -70,28 +58,31 @@ def test_the_job_ends_well(outcomes: Outcomes) -> None:
     outcomes.job.check()
 
 
+def refusals(outcomes: Outcomes, scenario: str, collective: str, reason: str) -> Iterator[str]:
+    """Yield the messages of all ranks, in all modes; the collective after each must succeed."""
+    for mode in modes_of(scenario):
+        for outcome in outcomes.of(f"{scenario}, {mode}"):
+            outcome.expect(KINDS[mode], f"rank {outcome.rank} | {collective} ", reason)
+            yield outcome.message
+        outcomes.expect_success(f"after {scenario}, {mode}")
+
+
 @pytest.mark.parametrize(("scenario", "collective", "reason"), REFUSED_ON_ALL)
 def test_refused_on_all_ranks(
     outcomes: Outcomes, scenario: str, collective: str, reason: str
 ) -> None:
-    for mode in modes_of(scenario):
-        for outcome in outcomes.of(f"{scenario}, {mode}"):
-            outcome.expect(KINDS[mode], f"rank {outcome.rank} | {collective} ", reason)
-            assert outcome.message.count("refused: ") == 1, outcome.message
-            assert f"\n  ranks 0-2: {collective} " in outcome.message
-        outcomes.expect_success(f"after {scenario}, {mode}")
+    for message in refusals(outcomes, scenario, collective, reason):
+        assert message.count("refused: ") == 1, message
+        assert f"\n  ranks 0-2: {collective} " in message
 
 
 @pytest.mark.parametrize(("scenario", "collective", "reason"), REFUSED_ON_ONE)
 def test_refused_on_one_rank_and_told_to_all(
     outcomes: Outcomes, scenario: str, collective: str, reason: str
 ) -> None:
-    for mode in modes_of(scenario):
-        for outcome in outcomes.of(f"{scenario}, {mode}"):
-            outcome.expect(KINDS[mode], f"rank {outcome.rank} | {collective} ", reason)
-            (line,) = (x for x in outcome.message.splitlines() if "refused: " in x)
-            assert line.startswith(f"  rank 1: {collective} "), outcome.message
-        outcomes.expect_success(f"after {scenario}, {mode}")
+    for message in refusals(outcomes, scenario, collective, reason):
+        (line,) = (x for x in message.splitlines() if "refused: " in x)
+        assert line.startswith(f"  rank 1: {collective} "), message
 
 
 @pytest.mark.parametrize(("scenario", "kind", "collective", "texts"), REFUSED_EARLY)

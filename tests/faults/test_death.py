@@ -28,6 +28,11 @@ def end_rank_1(folder: Path, how: str, loop: str, code: int, verdict: str) -> Ou
     return outcomes
 
 
+def expect_loss(outcomes: Outcomes, kind: str, text: str) -> None:
+    for outcome in outcomes.of("loop", OTHERS):
+        outcome.expect(kind, f"rank {outcome.rank} | allreduce ", text, within=3.0)
+
+
 @pytest.mark.parametrize(
     ("loop", "kind"),
     [
@@ -39,8 +44,7 @@ def end_rank_1(folder: Path, how: str, loop: str, code: int, verdict: str) -> Ou
 def test_killed(tmp_path: Path, loop: str, kind: str) -> None:
     verdict = "ringarrun: rank 1 of 3 was killed by signal 9 (SIGKILL)"
     outcomes = end_rank_1(tmp_path, "SIGKILL", loop, 137, verdict)
-    for outcome in outcomes.of("loop", OTHERS):
-        outcome.expect(kind, f"rank {outcome.rank} | allreduce ", DIED, within=3.0)
+    expect_loss(outcomes, kind, DIED)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +58,7 @@ def test_thrown(tmp_path: Path, loop: str, kind: str) -> None:
     """Another rank ends first, and still rank 1 is named, with its exception last."""
     verdict = "ringarrun: rank 1 of 3 failed with exit code 1; rank"
     outcomes = end_rank_1(tmp_path, "throw", loop, 1, verdict)
-    for outcome in outcomes.of("loop", OTHERS):
-        outcome.expect(kind, f"rank {outcome.rank} | allreduce ", LEFT, within=3.0)
+    expect_loss(outcomes, kind, LEFT)
     assert outcomes.job.stderr.splitlines()[-2] == "[1] ValueError: rank 1 has a bug"
 
 
@@ -64,15 +67,13 @@ def test_exited_at_once(tmp_path: Path) -> None:
     """As by os._exit, or an exit in C: nobody says goodbye."""
     verdict = "ringarrun: rank 1 of 3 failed with exit code 7"
     outcomes = end_rank_1(tmp_path, "exit", "function", 7, verdict)
-    for outcome in outcomes.of("loop", OTHERS):
-        outcome.expect("AbortedError", f"rank {outcome.rank} | allreduce ", DIED, within=3.0)
+    expect_loss(outcomes, "AbortedError", DIED)
 
 
 def test_returned_early(tmp_path: Path) -> None:
     """Rank 1 has ended well, so the others are those that fail; they say because of whom."""
     outcomes = end_rank_1(tmp_path, "return", "fit", 1, "of 3 failed with exit code 1; rank ")
-    for outcome in outcomes.of("loop", OTHERS):
-        outcome.expect("AbortedError", f"rank {outcome.rank} | allreduce ", LEFT, within=3.0)
+    expect_loss(outcomes, "AbortedError", LEFT)
     words = outcomes.job.stderr.partition("ringarrun: the last lines")[2]
     assert LEFT in words, outcomes.job
 

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.faults.outcomes import Outcomes, run_scenarios
+from tests.faults.outcomes import KINDS, Outcomes
 
 pytestmark = pytest.mark.job
 
-KINDS = {
-    "numpy": "MismatchError",
-    "eager": "InvalidArgumentError",
-    "function": "InvalidArgumentError",
-    # What a custom call reports has no class in XLA.
-    "compiled": "InternalError",
-}
 #: Scenario: what ranks 0 and 2 asked for, and what rank 1 did. "?4" is a number of rows in which
 #: ranks may differ, and is 4 in compiled code, where they may not.
 ASKED = {
@@ -69,17 +61,11 @@ ASKED = {
 }
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    script = Path(__file__).parent / "scripts" / "disagreement.py"
-    return run_scenarios(3, script, tmp_path_factory.mktemp("disagreement"))
-
-
 def test_the_job_ends_well(outcomes: Outcomes) -> None:
     outcomes.job.check()
 
 
-def asked(scenario: str, mode: str) -> list[str]:
+def requests(scenario: str, mode: str) -> list[str]:
     """What messages say that the ranks asked for, in rank order."""
     common, odd = (
         re.sub(r"\?(\d)", r"\1" if mode == "compiled" else "?", text) for text in ASKED[scenario]
@@ -102,7 +88,7 @@ def without_notes(text: str) -> str:
 def test_all_ranks_are_told_what_each_asked_for(
     outcomes: Outcomes, scenario: str, mode: str
 ) -> None:
-    texts = asked(scenario, mode)
+    texts = requests(scenario, mode)
     for outcome in outcomes.of(f"{scenario}, {mode}"):
         replace(outcome, message=without_notes(outcome.message)).expect(
             KINDS[mode],

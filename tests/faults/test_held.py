@@ -1,4 +1,4 @@
-"""A collective that is held back by another one does not hold up what that one needs, nor hang."""
+"""A collective that waits for another one neither blocks what that one needs, nor hangs."""
 
 from __future__ import annotations
 

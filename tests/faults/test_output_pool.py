@@ -1,4 +1,4 @@
-"""Results in the segment of the host, when ringar ends before them, with any room for them."""
+"""Results in the host's segment outlive ringar, whatever the size of its pool."""
 
 from __future__ import annotations
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.faults.outcomes import Outcomes, run_scenarios
+from tests.faults.outcomes import Outcomes
 
 pytestmark = pytest.mark.job
 
@@ -22,12 +21,6 @@ LOOPS = {
     "compiled fit": ("InternalError", "InternalError"),
 }
 LEFT = "rank 1 has left: it called ringar.shutdown() or its program ended"
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    script = Path(__file__).parent / "scripts" / "recovery.py"
-    return run_scenarios(3, script, tmp_path_factory.mktemp("recovery"))
 
 
 def test_the_job_ends_well(outcomes: Outcomes) -> None:
@@ -105,9 +98,9 @@ def test_children_do_not_disturb_the_job(outcomes: Outcomes, scenario: str) -> N
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_rank_that_shuts_down_while_others_go_on(outcomes: Outcomes, loop: str) -> None:
-    lost, _ = LOOPS[loop]
+    loss, _ = LOOPS[loop]
     for outcome in outcomes.of(f"left, {loop}", OTHERS):
-        outcome.expect(lost, f"rank {outcome.rank} | allreduce ", LEFT)
+        outcome.expect(loss, f"rank {outcome.rank} | allreduce ", LEFT)
     for outcome in outcomes.of(f"left, {loop}, again", OTHERS):
         outcome.expect("PeerLostError", LEFT, within=1.0)
     outcomes.expect_success(f"after left, {loop}")
@@ -115,19 +108,19 @@ def test_a_rank_that_shuts_down_while_others_go_on(outcomes: Outcomes, loop: str
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_stopped_rank_misses_the_deadline(outcomes: Outcomes, loop: str) -> None:
-    lost, deadline = LOOPS[loop]
-    others = outcomes.of(f"stopped, {loop}", OTHERS)
+    loss, deadline = LOOPS[loop]
+    survivors = outcomes.of(f"stopped, {loop}", OTHERS)
     # Of the two that wait, one may see first that the other has given up, and why.
-    assert any(deadline in outcome.kinds for outcome in others)
-    for outcome in others:
+    assert any(deadline in outcome.kinds for outcome in survivors)
+    for outcome in survivors:
         outcome.expect(
-            deadline if deadline in outcome.kinds else lost,
+            deadline if deadline in outcome.kinds else loss,
             f"rank {outcome.rank} | allreduce ",
             "expected every rank within the deadline of 1.5 s, still waiting for rank 1 (",
             "raise the deadline",
             within=8.0,
         )
         assert outcome.seconds > 1.5
-    (stopped,) = outcomes.of(f"stopped, {loop}", [1])
-    stopped.expect(lost, "rank 1 | allreduce ", "has given up: rank ", "still waiting for rank 1")
+    (victim,) = outcomes.of(f"stopped, {loop}", [1])
+    victim.expect(loss, "rank 1 | allreduce ", "has given up: rank ", "still waiting for rank 1")
     outcomes.expect_success(f"after stopped, {loop}")

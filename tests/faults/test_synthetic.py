@@ -18,9 +18,9 @@ SCRIPT = Path(__file__).parent / "scripts" / "synthetic.py"
 def test_rank_0_goes_on_while_rank_1_is_stopped() -> None:
     """It does as many steps as it can, until `ahead` batches have no gradient."""
     result = run_job(2, SCRIPT).check()
-    found = re.search(r"free (\d+) ([\d.]+), held (\d+) ([\d.]+)", result.stdout)
-    assert found is not None, result
-    free, held = int(found[1]), int(found[3])
-    assert min(float(found[2]), float(found[4])) > 1.8, "rank 1 was stopped for two seconds"
-    assert free >= 20, result.stdout
-    assert held <= 5, result.stdout
+    match = re.search(r"free (\d+) ([\d.]+), held (\d+) ([\d.]+)", result.stdout)
+    assert match is not None, result
+    free_steps, bound_steps = int(match[1]), int(match[3])
+    assert min(float(match[2]), float(match[4])) > 1.8, "rank 1 was stopped for two seconds"
+    assert free_steps >= 20, result.stdout
+    assert bound_steps <= 5, result.stdout

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import test_disagreement as disagreement
-from tests.faults.outcomes import Outcomes
+from tests.faults.outcomes import KINDS, Outcomes
 from tests.hosts import Host, Hosts
 from tests.hosts.scenarios import SCRIPTS, run_scenarios_on
 
@@ -137,15 +137,15 @@ def test_a_job_of_disagreements_ends_well(outcomes: Outcomes) -> None:
     outcomes.job.check()
 
 
-@pytest.mark.parametrize("mode", disagreement.KINDS)
+@pytest.mark.parametrize("mode", KINDS)
 @pytest.mark.parametrize("scenario", disagreement.ASKED)
 def test_all_ranks_are_told_what_each_asked_for(
     outcomes: Outcomes, scenario: str, mode: str
 ) -> None:
-    texts = disagreement.asked(scenario, mode)
+    texts = disagreement.requests(scenario, mode)
     for outcome in outcomes.of(f"{scenario}, {mode}"):
         replace(outcome, message=disagreement.without_notes(outcome.message)).expect(
-            disagreement.KINDS[mode],
+            KINDS[mode],
             f"rank {outcome.rank} | {texts[outcome.rank]}: expected the same collective",
             disagreement.lines(texts),
         )

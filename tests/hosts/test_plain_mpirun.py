@@ -21,7 +21,7 @@ SCRIPT = SCRIPTS / "collectives.py"
 
 def check(outcomes: Outcomes) -> None:
     outcomes.job.check()
-    for scenario in outcomes.seen[0]:
+    for scenario in outcomes.records[0]:
         if not scenario.startswith(("where", "sent")):
             outcomes.expect_success(scenario)
     outcomes.expect_success("works at the end")

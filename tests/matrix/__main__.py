@@ -42,11 +42,11 @@ def main() -> None:
     wheel = Path(sys.argv[1]).resolve()
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()[:16]
     print(f"== {wheel.name} (sha256 {digest}…)", flush=True)
-    wanted = sys.argv[2:]
-    releases = [release for release in RELEASES if not wanted or release.tensorflow in wanted]
+    versions = sys.argv[2:]
+    releases = [release for release in RELEASES if not versions or release.tensorflow in versions]
     if not releases:
-        known = " and ".join(release.tensorflow for release in RELEASES)
-        sys.exit(f"expected a TensorFlow out of {known}, received {' '.join(wanted)}")
+        choice = " and ".join(release.tensorflow for release in RELEASES)
+        sys.exit(f"expected a TensorFlow out of {choice}, received {' '.join(versions)}")
     for release in releases:
         start = time.monotonic()
         python = environment(release, wheel)
@@ -89,13 +89,13 @@ def environment(release: Release, wheel: Path) -> Path:
     if not stamp.exists():
         shutil.rmtree(folder, ignore_errors=True)
         run(base, "-m", "venv", folder, limit=120)
-        wanted: list[str | Path] = [
+        requirements: list[str | Path] = [
             f"tensorflow=={release.tensorflow}",
             f"keras{release.keras}",
             wheel,
         ]
         # One command, so that one set of versions satisfies all.
-        run(python, "-m", "pip", "install", "--quiet", *wanted, limit=600)
+        run(python, "-m", "pip", "install", "--quiet", *requirements, limit=600)
         stamp.touch()
     pip: list[str | Path] = [
         python,
@@ -115,8 +115,8 @@ def interpreter(release: Release) -> str:
     if sys.version_info[1] <= release.python:
         return sys.executable
     for minor in range(release.python, 9, -1):
-        if found := shutil.which(f"python3.{minor}"):
-            return found
+        if python := shutil.which(f"python3.{minor}"):
+            return python
     sys.exit(
         f"TensorFlow {release.tensorflow} needs Python 3.10 to 3.{release.python}, found only "
         f"3.{sys.version_info[1]}; install one as python3.{release.python}"

@@ -28,7 +28,7 @@ WAS_FOR_ALL = is_for_all()
 
 def check_allreduce() -> None:
     """Sums over the ranks: eagerly, in a graph, compiled, and of a NumPy array."""
-    mine = np.arange(7, dtype=np.float32) + ringar.rank()
+    array = np.arange(7, dtype=np.float32) + ringar.rank()
     total = sum(np.arange(7, dtype=np.float32) + r for r in range(ringar.size()))
 
     def reduce(x: tf.Tensor) -> tf.Tensor:
@@ -36,8 +36,8 @@ def check_allreduce() -> None:
 
     compiled = tf.function(reduce, jit_compile=True)
     for function in (reduce, tf.function(reduce), compiled):
-        np.testing.assert_array_equal(function(tf.constant(mine)), total)
-    np.testing.assert_array_equal(reduce(mine), total)
+        np.testing.assert_array_equal(function(tf.constant(array)), total)
+    np.testing.assert_array_equal(reduce(array), total)
 
 
 def check_fit(jit_compile: bool) -> None:
@@ -56,8 +56,8 @@ def check_fit(jit_compile: bool) -> None:
     )
     losses = history.history["loss"]
     assert losses[-1] < losses[0], losses
-    mine = [w.tobytes() for w in model.get_weights()]
-    assert all(theirs == mine for theirs in ringar.allgather_object(mine)), "the weights differ"
+    weights = [w.tobytes() for w in model.get_weights()]
+    assert all(peer == weights for peer in ringar.allgather_object(weights)), "the weights differ"
 
 
 def check_modules() -> None:

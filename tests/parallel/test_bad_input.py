@@ -1,4 +1,4 @@
-"""What is wrong with a grid or a split is said on every rank, in Keras' style, and nobody hangs."""
+"""Every rank raises a Keras-style error for an invalid grid or split, and none hangs."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ def test_layers_that_are_declared_to_treat_each_channel_by_itself(
 def test_the_former_name_of_is_channelwise(grid: ringar.parallel.Grid) -> None:
     x = DeclaredAsBefore()(ringar.layers.SplitConv2D(8, 3, reads="whole")(image()))
     with pytest.warns(DeprecationWarning, match=r"now called `is_channelwise`"):
-        whole = ringar.layers.Gather()(x)
-    assert whole.shape[-1] == 8
+        output = ringar.layers.Gather()(x)
+    assert output.shape[-1] == 8
 
 
 def test_a_model_within_a_split(grid: ringar.parallel.Grid) -> None:

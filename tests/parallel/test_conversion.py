@@ -1,4 +1,4 @@
-"""Merging, saving, loading, splitting over another number of parts, in the middle of training."""
+"""Nets are merged, saved, loaded and split over another number of parts, amid training."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 import ringar
 from tests import one_process
+from tests.comparison import assert_all_close
 from tests.parallel import nets
 from tests.parallel.conftest import OpenGrid
 from tests.plugin import fast_if, run_job
@@ -56,26 +57,23 @@ def optimizer() -> Any:
 
 
 def assert_same(model: keras.Model, other: keras.Model) -> None:
-    for mine, theirs in zip(model.weights, other.weights, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=TOLERANCE, err_msg=mine.path)
+    assert_all_close(model.weights, other.weights, atol=TOLERANCE)
 
 
 def trained_whole(groups: int, count: int) -> keras.Model:
     return nets.train_whole(net(False, groups), optimizer(), count=count)
 
 
-def test_a_merged_net_is_the_one_process_net(size: int) -> None:
-    grid = ringar.parallel.Grid(model=2)
+def test_a_merged_net_is_the_one_process_net(open_grid: OpenGrid) -> None:
+    grid = open_grid(2)
     merged = ringar.parallel.merge(nets.train(net(True), optimizer(), grid))
-    whole = trained_whole(2, nets.STEPS)
-    kinds = [[type(layer).__name__ for layer in model.layers] for model in (merged, whole)]
+    reference = trained_whole(2, nets.STEPS)
+    kinds = [[type(layer).__name__ for layer in model.layers] for model in (merged, reference)]
     assert kinds[0] == kinds[1]
-    assert [w.path for w in merged.weights] == [w.path for w in whole.weights]
-    assert_same(merged, whole)
-    for mine, theirs in zip(merged.optimizer.variables, whole.optimizer.variables, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=TOLERANCE, err_msg=mine.path)
-    np.testing.assert_allclose(nets.outputs(merged), nets.outputs(whole), atol=TOLERANCE)
-    grid.close()
+    assert [w.path for w in merged.weights] == [w.path for w in reference.weights]
+    assert_same(merged, reference)
+    assert_all_close(merged.optimizer.variables, reference.optimizer.variables, atol=TOLERANCE)
+    np.testing.assert_allclose(nets.outputs(merged), nets.outputs(reference), atol=TOLERANCE)
 
 
 @pytest.mark.parametrize(("before", "after"), [
@@ -106,25 +104,24 @@ def test_training_goes_on_with_another_number_of_parts(
     assert kernels["conv1"][-1] == 16 // after
     assert kernels["fc8"][-1] == nets.CLASSES // after
     nets.fit(again, grid, count=5)
-    whole = trained_whole(before, 5)
-    one_process.fit(whole, nets.batches(5).batch(nets.BATCH))
-    assert_same(ringar.parallel.merge(again), whole)
+    reference = trained_whole(before, 5)
+    one_process.fit(reference, nets.batches(5).batch(nets.BATCH))
+    assert_same(ringar.parallel.merge(again), reference)
     grid.close()
 
 
-def test_layers_to_cut_can_be_named() -> None:
-    grid = ringar.parallel.Grid(model=2)
-    whole = nets.whole_net(1)
-    part = ringar.parallel.split(whole, grid, layers=["fc6", "fc8"])
-    assert part.get_layer("conv1").kernel.shape == whole.get_layer("conv1").kernel.shape
+def test_layers_to_cut_can_be_named(open_grid: OpenGrid) -> None:
+    grid = open_grid(2)
+    reference = nets.whole_net(1)
+    part = ringar.parallel.split(reference, grid, layers=["fc6", "fc8"])
+    assert part.get_layer("conv1").kernel.shape == reference.get_layer("conv1").kernel.shape
     assert part.get_layer("fc6").kernel.shape[1] == 16
-    np.testing.assert_allclose(nets.outputs(part), nets.outputs(whole), atol=TOLERANCE)
+    np.testing.assert_allclose(nets.outputs(part), nets.outputs(reference), atol=TOLERANCE)
     with pytest.raises(ValueError, match=r"`layers` must be names of layers.*conv9"):
-        ringar.parallel.split(whole, grid, layers=["conv9"])
-    grid.close()
+        ringar.parallel.split(reference, grid, layers=["conv9"])
 
 
-def test_layers_that_need_all_maps_get_them() -> None:
+def test_layers_that_need_all_maps_get_them(open_grid: OpenGrid) -> None:
     """A layer normalization, a softmax, a sum of a split and a whole input, two outputs."""
     keras.utils.set_random_seed(3)
     image = keras.Input(nets.IMAGE)
@@ -133,12 +130,10 @@ def test_layers_that_need_all_maps_get_them() -> None:
     z = layers.Add()([x, y])
     z = layers.GlobalAveragePooling2D()(layers.Conv2D(7, 3)(z))  # 7 kernels: not cut
     model = keras.Model(image, [layers.Dense(4, activation="softmax")(z), x])
-    grid = ringar.parallel.Grid(model=2)
+    grid = open_grid(2)
     part = ringar.parallel.split(model, grid)
     batch = np.random.default_rng(0).normal(size=(4, *nets.IMAGE)).astype("float32")
-    for mine, theirs in zip(part(batch), model(batch), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=TOLERANCE)
-    grid.close()
+    assert_all_close(part(batch), model(batch), atol=TOLERANCE)
 
 
 def test_models_without_a_graph_are_refused() -> None:
@@ -153,12 +148,12 @@ def test_models_without_a_graph_are_refused() -> None:
 @pytest.mark.parametrize("padding", ["same", "valid"])
 def test_grouped_layers_are_those_of_keras(padding: str) -> None:
     x = np.random.default_rng(0).normal(size=(3, 9, 9, 8)).astype("float32")
-    own = ringar.layers.GroupedConv2D(12, 3, groups=4, strides=2, padding=padding)
-    theirs = layers.Conv2D(12, 3, groups=4, strides=2, padding=padding)
-    theirs.build(x.shape)
-    own.build(x.shape)
-    own.set_weights(theirs.get_weights())
-    np.testing.assert_allclose(own(x), theirs(x), atol=TOLERANCE)
+    layer = ringar.layers.GroupedConv2D(12, 3, groups=4, strides=2, padding=padding)
+    reference = layers.Conv2D(12, 3, groups=4, strides=2, padding=padding)
+    reference.build(x.shape)
+    layer.build(x.shape)
+    layer.set_weights(reference.get_weights())
+    np.testing.assert_allclose(layer(x), reference(x), atol=TOLERANCE)
     dense = ringar.layers.GroupedDense(6, groups=2)
     dense.build(x.shape)
     kernel, bias = (np.asarray(w) for w in dense.weights)
@@ -208,5 +203,4 @@ def test_a_file_of_another_part_is_refused(
         model.load_weights(files[1 - rank])
     model.set_weights([0 * value for value in before])
     model.load_weights(files[rank])
-    for value, expected in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(value, expected)
+    assert_all_close(model.get_weights(), before)

@@ -1,4 +1,4 @@
-"""The reduction on a grid, by variables that are marked as cut, without layers."""
+"""The reduction on a grid, for variables that are marked as cut, without layers."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def test_a_skipped_step_leaves_the_state_of_powersgd(
     reductions = (inner._exchange.reduction._over_all, inner._exchange.reduction._over_data)
 
     def state() -> list[bytes]:
-        states = [s for one in reductions for s in one.low_rank._states.values()]
+        states = [s for reduction in reductions for s in reduction.low_rank._states.values()]
         return [array.numpy().tobytes() for s in states for array in (s.q, s.error)]
 
-    own = [tf.random.stateless_normal([12, 10], [ringar.rank(), i]) for i in range(2)]
-    optimizer.apply(own, variables)
+    gradients = [tf.random.stateless_normal([12, 10], [ringar.rank(), i]) for i in range(2)]
+    optimizer.apply(gradients, variables)
     before = state()
     assert before
     last = ringar.rank() == ringar.size() - 1
-    optimizer.apply([own[0], own[1] * (np.inf if last else 1.0)], variables)
+    optimizer.apply([gradients[0], gradients[1] * (np.inf if last else 1.0)], variables)
     assert state() == before
     assert len(set(exchange(float(optimizer.dynamic_scale.numpy())))) == 1
-    optimizer.apply(own, variables)
+    optimizer.apply(gradients, variables)
     assert state() != before
 
 
@@ -83,8 +83,8 @@ def test_optimizers_within_another(
     def step(for_whole: Any, for_cut: Any) -> list[keras.Variable]:
         variables = whole_and_cut(grid, 3)
         choice = {"whole": for_whole, "cut": for_cut}
-        both = keras.optimizers.MultiOptimizer(lambda variable: choice[variable.name])
-        optimizer = ringar.DistributedOptimizer(both, grid=grid)
+        inner_optimizer = keras.optimizers.MultiOptimizer(lambda variable: choice[variable.name])
+        optimizer = ringar.DistributedOptimizer(inner_optimizer, grid=grid)
         optimizer.apply([tf.ones([3]), tf.ones([3])], variables)
         return variables
 

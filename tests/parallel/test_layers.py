@@ -67,10 +67,10 @@ def test_ranks_that_have_made_other_layers_before(grid: ringar.parallel.Grid, ra
 def test_deep_nets_with_branches_are_followed(grid: ringar.parallel.Grid) -> None:
     """Each tensor once: there are 2^100 ways through each half of this one."""
     image = keras.Input((6,))
-    whole = image
+    maps = image
     for _ in range(100):
-        whole = layers.Add()([whole, layers.ReLU()(whole)])
-    x = ringar.layers.SplitDense(8, reads="whole")(whole)
+        maps = layers.Add()([maps, layers.ReLU()(maps)])
+    x = ringar.layers.SplitDense(8, reads="whole")(maps)
     for _ in range(100):
         x = layers.Add()([x, layers.ReLU()(x)])
     model = keras.Model(image, ringar.layers.Gather()(x))

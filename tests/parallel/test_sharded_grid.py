@@ -1,4 +1,4 @@
-"""Sharded training on a grid is training on the grid: slices of parts, and of whole layers."""
+"""Sharded training on a grid equals plain training on it: slices of parts and whole layers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import ringar
 from ringar.errors import UnsupportedError
 from ringar.sharding import slots
 from ringar.sharding.cut import Cut, mark
+from tests.comparison import assert_all_close
 from tests.keras import common
 from tests.parallel import nets
 from tests.parallel.conftest import OpenGrid
@@ -39,29 +40,29 @@ def trained(
 ) -> dict[str, list[np.ndarray]]:
     """Train whole and cut variables by each optimizer, all in one graph."""
     rng = np.random.default_rng(3)
-    own: dict[str, list[keras.Variable]] = {}
-    made = {}
+    variables: dict[str, list[keras.Variable]] = {}
+    optimizers = {}
     for name, make in OPTIMIZERS.items():
-        whole = [keras.Variable(rng.normal(size=s).astype("float32")) for s in ((3, 5), ())]
+        replicas = [keras.Variable(rng.normal(size=s).astype("float32")) for s in ((3, 5), ())]
         parts = [
             keras.Variable(np.split(rng.normal(size=s).astype("float32"), grid.model)[grid.part])
             for s in ((6, 3), (2,))
         ]
         for part in parts:
             mark(part, Cut(0, grid))
-        own[name] = [whole[0], parts[0], whole[1], parts[1]]
-        made[name] = ringar.DistributedOptimizer(make(), op=op, grid=grid, shard=shard)
-        made[name].build(own[name])
+        variables[name] = [replicas[0], parts[0], replicas[1], parts[1]]
+        optimizers[name] = ringar.DistributedOptimizer(make(), op=op, grid=grid, shard=shard)
+        optimizers[name].build(variables[name])
 
     @tf.function(jit_compile=jit, autograph=False)
     def step(number: tf.Tensor) -> None:
-        for name, its in own.items():
-            gradients = [tf.sin(v.value * float(grid.group + 1) + number) for v in its]
-            made[name].apply(gradients, its)
+        for name, group in variables.items():
+            gradients = [tf.sin(v.value * float(grid.group + 1) + number) for v in group]
+            optimizers[name].apply(gradients, group)
 
     for number in range(STEPS):
         step(tf.constant(float(number)))
-    return {name: [v.numpy() for v in its] for name, its in own.items()}
+    return {name: [v.numpy() for v in group] for name, group in variables.items()}
 
 
 @pytest.mark.parametrize(("jit", "op"), [(False, ringar.Average), fast_if(False, True, ringar.Sum)])
@@ -88,15 +89,17 @@ def fitted(grid: ringar.parallel.Grid, shard: Any, **options: Any) -> keras.Mode
 
 def test_fit_and_merge(open_grid: OpenGrid, size: int, shared_tmp_path: Path) -> None:
     grid = open_grid(2)
-    cut, whole = fitted(grid, "gradients"), fitted(grid, None)
-    assert common.largest_difference(common.values(cut), common.values(whole)) <= 1e-6
-    bytes_of = [sum(np.asarray(v).nbytes for v in m.optimizer.variables) for m in (cut, whole)]
+    model, reference = fitted(grid, "gradients"), fitted(grid, None)
+    assert common.largest_difference(common.values(model), common.values(reference)) <= 1e-6
+    bytes_of = [
+        sum(np.asarray(v).nbytes for v in m.optimizer.variables) for m in (model, reference)
+    ]
     assert bytes_of[0] < bytes_of[1] or grid.data == 1  # all layers are cut
-    of_both = [ringar.parallel.merge(model) for model in (cut, whole)]
-    states = [[np.asarray(v) for v in [*m.weights, *m.optimizer.variables]] for m in of_both]
+    merged = [ringar.parallel.merge(m) for m in (model, reference)]
+    states = [[np.asarray(v) for v in [*m.weights, *m.optimizer.variables]] for m in merged]
     assert common.largest_difference(*states) <= 1e-6
     with pytest.raises(UnsupportedError, match=r"save ringar\.parallel\.merge"):
-        cut.save(shared_tmp_path / "model.keras")
+        model.save(shared_tmp_path / "model.keras")
 
 
 class Stop(keras.callbacks.Callback):
@@ -131,8 +134,7 @@ def test_backup_resumes_bit_for_bit(
     with pytest.raises(KeyboardInterrupt):
         run(backup, Stop())
     exchange("stopped")
-    for a, b in zip(run(backup), expected, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_all_close(run(backup), expected)
     exchange("done")
 
 

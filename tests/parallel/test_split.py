@@ -1,4 +1,4 @@
-"""A split net is the one-process net with grouped convolutions: forward, backward, in training."""
+"""A split net equals one net with grouped convolutions: forward, backward, after training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import ringar
 from ringar.sharding.cut import cut_of
+from tests.comparison import assert_all_close
 from tests.parallel import nets
 from tests.parallel.conftest import OpenGrid
 from tests.plugin import fast_if
@@ -52,18 +53,18 @@ def part(values: Any, variable: Any) -> Any:
     return values if cut is None else np.split(values, cut.grid.model, cut.axis)[cut.grid.part]
 
 
-def assert_same_weights(split: keras.Model, whole: keras.Model) -> None:
-    assert len(split.weights) == len(whole.weights)
-    for mine, all_of_it in zip(split.weights, whole.weights, strict=True):
-        expected = part(all_of_it.numpy(), mine)
-        np.testing.assert_allclose(mine.numpy(), expected, atol=TOLERANCE, err_msg=mine.path)
+def assert_same_weights(
+    split: keras.Model, reference: keras.Model, atol: float = TOLERANCE
+) -> None:
+    pairs = zip(reference.weights, split.weights, strict=True)
+    expected = [part(original.numpy(), weight) for original, weight in pairs]
+    assert_all_close(split.weights, expected, atol=atol)
 
 
 def test_initial_weights_are_parts_of_the_whole(grid: ringar.parallel.Grid) -> None:
-    split, whole = seeded(nets.split_net), seeded(nets.whole_net, grid.model)
-    assert split.count_params() <= whole.count_params()
-    for mine, all_of_it in zip(split.weights, whole.weights, strict=True):
-        np.testing.assert_array_equal(mine.numpy(), part(all_of_it.numpy(), mine))
+    split, reference = seeded(nets.split_net), seeded(nets.whole_net, grid.model)
+    assert split.count_params() <= reference.count_params()
+    assert_same_weights(split, reference, atol=0.0)
 
 
 def test_ranks_without_a_common_seed_still_hold_parts_of_one_net(
@@ -73,15 +74,14 @@ def test_ranks_without_a_common_seed_still_hold_parts_of_one_net(
     everyone = ringar.allgather_object([w.numpy() for w in nets.split_net().weights])
     for same_part in range(grid.model):
         for other in everyone[same_part :: grid.model]:
-            for a, b in zip(everyone[same_part], other, strict=True):
-                np.testing.assert_array_equal(a, b)
+            assert_all_close(everyone[same_part], other)
     if grid.model > 1:
         assert not np.array_equal(everyone[0][0], everyone[1][0])
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["plain", "jit"])
 def test_forward_and_gradients(grid: ringar.parallel.Grid, jit: bool) -> None:
-    split, whole = seeded(nets.split_net), seeded(nets.whole_net, grid.model)
+    split, reference = seeded(nets.split_net), seeded(nets.whole_net, grid.model)
     x = np.random.default_rng(2).normal(size=(nets.BATCH, *nets.IMAGE)).astype("float32")
 
     def gradients(model: keras.Model) -> Any:
@@ -95,14 +95,17 @@ def test_forward_and_gradients(grid: ringar.parallel.Grid, jit: bool) -> None:
 
         return compute(tf.constant(x))
 
-    (y, of_split), (expected, of_whole) = gradients(split), gradients(whole)
+    (y, slopes), (expected, expected_gradients) = gradients(split), gradients(reference)
     np.testing.assert_allclose(y, expected, atol=TOLERANCE)
-    np.testing.assert_allclose(of_split[0], of_whole[0], atol=TOLERANCE)
-    pairs = zip(of_split[1:], of_whole[1:], split.trainable_variables, strict=True)
-    for mine, all_of_it, variable in pairs:
-        scale = max(1.0, float(np.abs(all_of_it).max()))
+    np.testing.assert_allclose(slopes[0], expected_gradients[0], atol=TOLERANCE)
+    pairs = zip(slopes[1:], expected_gradients[1:], split.trainable_variables, strict=True)
+    for gradient, original, variable in pairs:
+        scale = max(1.0, float(np.abs(original).max()))
         np.testing.assert_allclose(
-            mine, part(all_of_it.numpy(), variable), atol=TOLERANCE * scale, err_msg=variable.path
+            gradient,
+            part(original.numpy(), variable),
+            atol=TOLERANCE * scale,
+            err_msg=variable.path,
         )
 
 
@@ -120,24 +123,24 @@ def test_training(grid: ringar.parallel.Grid, name: str, jit: bool) -> None:
     if ringar.size() > 2 and (name, jit) != ("global_clipnorm", False):
         pytest.skip("on two ranks")
     make = OPTIMIZERS[name]
-    whole = nets.train_whole(seeded(nets.whole_net, grid.model), make(), jit)
+    reference = nets.train_whole(seeded(nets.whole_net, grid.model), make(), jit)
     split = nets.train(seeded(nets.split_net), make(), grid, jit)
-    assert_same_weights(split, whole)
-    np.testing.assert_allclose(nets.outputs(split), nets.outputs(whole), atol=TOLERANCE)
+    assert_same_weights(split, reference)
+    np.testing.assert_allclose(nets.outputs(split), nets.outputs(reference), atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("jit", [False, fast_if(False, True)], ids=["plain", "jit"])
 def test_hybrid(grid: ringar.parallel.Grid, jit: bool) -> None:
     """Every rank has examples of its own, whatever its part."""
-    whole = nets.train_whole(seeded(nets.whole_hybrid_net), ADAM(1e-3), jit)
+    reference = nets.train_whole(seeded(nets.whole_hybrid_net), ADAM(1e-3), jit)
     split = nets.train(seeded(nets.hybrid_net), ADAM(1e-3), grid, jit, examples_differ=True)
-    assert_same_weights(split, whole)
+    assert_same_weights(split, reference)
 
 
 def test_kernels_that_are_cut_along_their_inputs(grid: ringar.parallel.Grid) -> None:
-    whole = nets.train_whole(seeded(nets.whole_addend_net), ADAM(1e-3))
+    reference = nets.train_whole(seeded(nets.whole_addend_net), ADAM(1e-3))
     split = nets.train(seeded(nets.addend_net), ADAM(1e-3), grid)
-    assert_same_weights(split, whole)
+    assert_same_weights(split, reference)
 
 
 def test_mixed_precision_skips_a_step_on_all_ranks_alike(grid: ringar.parallel.Grid) -> None:
@@ -165,8 +168,8 @@ def test_a_tape_reduces_on_the_grid(grid: ringar.parallel.Grid) -> None:
     with ringar.DistributedGradientTape(tf.GradientTape(), grid=grid) as tape:
         loss = nets.LOSS(y, model(x, training=True))
     variables = model.trainable_variables
-    mine = tape.gradient(loss, [v.value for v in variables])
-    assert len(mine) == len(variables)
+    gradients = tape.gradient(loss, [v.value for v in variables])
+    assert len(gradients) == len(variables)
 
 
 @pytest.mark.ranks(3)
@@ -186,6 +189,6 @@ def test_three_parts(open_grid: OpenGrid) -> None:
             x = layers.Dense(9)(layers.Flatten()(layers.Permute((3, 1, 2))(x)))
         return keras.Model(image, x)
 
-    whole = nets.train_whole(seeded(net, False), ADAM(1e-3))
+    reference = nets.train_whole(seeded(net, False), ADAM(1e-3))
     split = nets.train(seeded(net, True), ADAM(1e-3), grid)
-    assert_same_weights(split, whole)
+    assert_same_weights(split, reference)

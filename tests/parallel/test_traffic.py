@@ -57,23 +57,23 @@ def test_of_gradients(grid: ringar.parallel.Grid) -> None:
     """Parts are reduced over their data set alone; everything here is cut."""
     model = nets.split_net()
     steps(model, grid)
-    own, d = model.count_params() * FLOAT + CONTROL, grid.data
-    sent = ringar.stats(by="layer").get("gradients")
+    part_bytes, d = model.count_params() * FLOAT + CONTROL, grid.data
+    traffic = ringar.stats(by="layer").get("gradients")
     if d == 1:
-        assert sent is None
+        assert traffic is None
     else:
-        assert sent is not None
-        assert sent.bytes == STEPS * 2 * own * (d - 1) // d
+        assert traffic is not None
+        assert traffic.bytes == STEPS * 2 * part_bytes * (d - 1) // d
 
 
 def test_of_the_hybrid(grid: ringar.parallel.Grid) -> None:
     model = nets.hybrid_net()
     steps(model, grid, examples_differ=True)
-    layers, m, own = ringar.stats(by="layer"), grid.model, nets.BATCH // ringar.size()
+    layers, m, examples = ringar.stats(by="layer"), grid.model, nets.BATCH // ringar.size()
     features = model.get_layer("fc6").input.shape[1]
-    assert layers["fc6"].bytes == STEPS * 2 * (m - 1) * own * features * FLOAT
-    assert layers["fc8"].bytes == STEPS * 2 * (m - 1) * own * m * (32 // m) * FLOAT
-    rows = own * m * (nets.CLASSES // m) * FLOAT
+    assert layers["fc6"].bytes == STEPS * 2 * (m - 1) * examples * features * FLOAT
+    assert layers["fc8"].bytes == STEPS * 2 * (m - 1) * examples * m * (32 // m) * FLOAT
+    rows = examples * m * (nets.CLASSES // m) * FLOAT
     assert layers["join"].bytes == STEPS * 2 * (m - 1) * rows // m
     conv1, n = model.get_layer("conv1").count_params() * FLOAT, ringar.size()
     parts = model.count_params() * FLOAT - conv1 + CONTROL

@@ -88,10 +88,10 @@ class Hub:
 
     def _receive(self) -> None:
         """Wait for a message from every rank."""
-        while missing := {self._peers[r]: r for r in self._peers if r not in self._pending}:
-            for ready in wait(list(missing)):
+        while ranks_of := {self._peers[r]: r for r in self._peers if r not in self._pending}:
+            for ready in wait(list(ranks_of)):
                 assert isinstance(ready, Connection)
-                rank = missing[ready]
+                rank = ranks_of[ready]
                 try:
                     self._pending[rank] = ready.recv()
                 except (EOFError, OSError) as error:
@@ -139,8 +139,8 @@ def _accept(address: str, size: int, timeout: float) -> dict[int, Connection]:
             try:
                 connection = Connection(server.accept()[0].detach())
             except TimeoutError:
-                missing = sorted(set(range(1, size)) - set(peers))
-                raise PeerGone(f"ranks {missing} did not come in {timeout} s") from None
+                absentees = sorted(set(range(1, size)) - set(peers))
+                raise PeerGone(f"ranks {absentees} did not come in {timeout} s") from None
             peers[connection.recv()] = connection
     if not address.startswith("\0"):
         os.unlink(address)

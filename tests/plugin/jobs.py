@@ -172,16 +172,16 @@ def _reap(mark: str, expected: bool) -> list[str]:
 
 def processes(mark: str) -> list[int]:
     """Return the processes, except zombies, with `mark` in their environment."""
-    wanted = f"{_MARK}={mark}".encode()
-    found = []
+    entry_of_mark = f"{_MARK}={mark}".encode()
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+                if entry_of_mark in (entry / "environ").read_bytes().split(b"\0"):
+                    pids.append(int(entry.name))
             except OSError:  # it ended, or it is not ours
                 continue
-    return found
+    return pids
 
 
 def left_in_shared_memory(seconds: float = _GRACE) -> set[str]:
@@ -192,8 +192,8 @@ def left_in_shared_memory(seconds: float = _GRACE) -> set[str]:
     give_up = time.monotonic() + seconds
     left = None
     while left != set() and time.monotonic() < give_up:
-        there = {path.name for path in Path("/dev/shm").glob("*ringar*")}
-        left = there if left is None else left & there
+        names = {path.name for path in Path("/dev/shm").glob("*ringar*")}
+        left = names if left is None else left & names
         time.sleep(0.02)
     return left or set()
 

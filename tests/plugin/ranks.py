@@ -59,10 +59,10 @@ class Ranks:
                 "imported: its pools get their sizes then, and not from ringar.init()"
             )
         tests = [item.nodeid for item in session.items]
-        found = self._exchange("collection", (tests, self._uncollected))
+        collections = self._exchange("collection", (tests, self._uncollected))
         if self._uncollected:
             return  # pytest says so itself
-        for rank, (their_tests, their_errors) in enumerate(found):
+        for rank, (their_tests, their_errors) in enumerate(collections):
             if their_errors:
                 errors = "\n".join(their_errors)
                 raise session.Interrupted(f"rank {rank} | cannot collect its tests:\n{errors}")
@@ -84,10 +84,10 @@ class Ranks:
             fixtures.leave()
         error = call.excinfo.exconly().partition("\n")[0] if call.excinfo else ""
         text = f"{report.longreprtext}\n{_sections(report)}".strip()[-_LONGEST:]
-        mine = Outcome(_outcome(report), error, text)
+        outcome = Outcome(_outcome(report), error, text)
         with _LateReport(report, self._stderr):
-            theirs = self._exchange(f"{report.when} of {item.nodeid}", mine)
-        _merge(report, theirs)
+            outcomes = self._exchange(f"{report.when} of {item.nodeid}", outcome)
+        _merge(report, outcomes)
         self._failed = self._failed or report.failed
         return report
 

@@ -63,8 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _mark_rare_variants(items)
     slow = config.getoption("--slow")
     selected = [item for item in items if _runs_here(item, slow)]
-    kept = set(selected)
-    dropped = [item for item in items if item not in kept]
+    selection = set(selected)
+    dropped = [item for item in items if item not in selection]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = selected

@@ -49,20 +49,20 @@ def members(name: str, value: Any) -> Iterator[tuple[str, object]]:
     for cls in inspect.getmro(value) if inspect.isclass(value) else ():
         if cls.__module__.startswith(("ringar.", "launchers.")):
             yield name, cls
-            for member, found in vars(cls).items():
+            for member, attribute in vars(cls).items():
                 if not member.startswith("_") or member in ("__init__", "__call__"):
-                    yield from members(f"{name}.{member}", found)
+                    yield from members(f"{name}.{member}", attribute)
 
 
 def types_of(value: object) -> dict[str, str]:
     """Return the annotations of a function or of a class' public attributes, as in the source."""
     if inspect.isclass(value):
-        found = inspect.get_annotations(value)
-        return {key: str(kind) for key, kind in found.items() if not key.startswith("_")}
+        types = inspect.get_annotations(value)
+        return {key: str(kind) for key, kind in types.items() if not key.startswith("_")}
     assert inspect.isfunction(value)
     signature = inspect.signature(value)
-    found = {str(p).partition(":")[0]: str(p.annotation) for p in signature.parameters.values()}
-    return {**found, "return": str(signature.return_annotation)}
+    types = {str(p).partition(":")[0]: str(p.annotation) for p in signature.parameters.values()}
+    return {**types, "return": str(signature.return_annotation)}
 
 
 def says_any(annotation: str, module: str) -> bool:
@@ -76,14 +76,14 @@ def says_any(annotation: str, module: str) -> bool:
 
 def test_public_signatures_say_types() -> None:
     public = {name: operator.attrgetter(name.partition(".")[2])(ringar) for name in public_names()}
-    found = {
+    places = {
         f"{name}:{key}"
         for root, value in {**public, **RETURNED}.items()
         for name, member in members(root, value)
         for key, annotation in types_of(member).items()
         if says_any(annotation, str(getattr(member, "__module__", "")))
     }
-    refused = {place for place in found if not any(re.fullmatch(p, place) for p in ALLOWED)}
+    refused = {place for place in places if not any(re.fullmatch(p, place) for p in ALLOWED)}
     assert not refused, "\n".join(sorted(refused))
-    unused = [p for p in ALLOWED if not any(re.fullmatch(p, place) for place in found)]
+    unused = [p for p in ALLOWED if not any(re.fullmatch(p, place) for place in places)]
     assert not unused, f"no longer Any: {unused}"

@@ -60,5 +60,5 @@ def test_every_public_name_is_in_the_script() -> None:
     # `from ringar import layers` makes `layers.Sum` a name of ringar.
     script = re.sub(rf"\b(?<!\.)({'|'.join(MODULES)})\.", r"ringar.\1.", SCRIPT.read_text())
     chains = re.findall(r"ringar(?:\.\w+)+", script)
-    used = {".".join(chain.split(".")[:end]) for chain in chains for end in (2, 3, 4)}
-    assert public_names() <= used, sorted(public_names() - used)
+    names = {".".join(chain.split(".")[:end]) for chain in chains for end in (2, 3, 4)}
+    assert public_names() <= names, sorted(public_names() - names)

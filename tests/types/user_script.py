@@ -148,10 +148,10 @@ def states(model: keras.Model) -> None:
 def collectives(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
     pair = ringar.add_process_set(ringar.ProcessSet([0, 1]))
     assert_type(pair, ringar.ProcessSet)
-    every: ringar.ProcessSet = ringar.global_process_set
+    process_set: ringar.ProcessSet = ringar.global_process_set
     kinds: list[ringar.ReduceOp] = [ringar.Sum, ringar.Min, ringar.Max, ringar.Product]
     same = array
-    same = ringar.allreduce(array, kinds[0], process_set=every)
+    same = ringar.allreduce(array, kinds[0], process_set=process_set)
     same = ringar.reducescatter(same, ringar.Sum)
     same = ringar.allgather(same)
     same = ringar.broadcast(same, 0)
@@ -203,7 +203,7 @@ def step(model: keras.Model, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
 def cut(model: keras.Model) -> keras.Model:
     grid = parallel.Grid(model=2)
     assert_type(grid.agree(7), int)
-    whole = keras.Sequential(
+    split_net = keras.Sequential(
         [
             layers.SplitConv2D(8, 3, reads="whole", grid=grid),
             layers.LocalResponseNormalization(),
@@ -246,9 +246,9 @@ def cut(model: keras.Model) -> keras.Model:
     pipelined = parallel.Pipelined(model, schedule="synthetic", synthesizer=linear)
     print(pipelined.replay(pipelined.record_messages(), []))
     parallel.SyntheticBPTT([layers.ScanGRU(4)], linear.for_inputs([], []), stretch=3)
-    print(whole, parallel.own, parallel.merge, parallel.split)
+    print(split_net, parallel.own, parallel.merge, parallel.split)
     print(plan())
-    print(parallel.scan.Sequential([whole]), parallel.scan.scan, parallel.scan.scan_across)
+    print(parallel.scan.Sequential([split_net]), parallel.scan.scan, parallel.scan.scan_across)
     return pipelined
 
 

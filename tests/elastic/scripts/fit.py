@@ -1,11 +1,10 @@
-"""`fit` whose weight in the end is a sum over all rows, once per epoch, whatever happens to ranks.
+"""`fit` whose final weight sums all rows once per epoch, whatever happens to the ranks.
 
     fit.py [compiled]
 
 The loss is the sum of the outputs of a linear layer, so that each row moves the weight by its
-value, in whole numbers. A backup between two commits changes nothing. In the
-second epoch a rank is killed between two commits; then the others
-train on until another one has joined.
+value, in whole numbers. A backup between two commits changes nothing. In the second epoch a rank is
+killed between two commits; the others train on until another one has joined.
 """
 
 from __future__ import annotations
@@ -85,9 +84,9 @@ data = ringar.elastic.Dataset((x, x), batch_size=2, shuffle=True)
 history = model.fit(data, epochs=1000, verbose=0, callbacks=callbacks)
 
 epochs = len(history.epoch)
-missing = float(model.layers[0].kernel[0, 0]) + epochs * x.sum()
+deficit = float(model.layers[0].kernel[0, 0]) + epochs * x.sum()
 print(
     f"{ringar.rank()} {ringar.size()} epochs {history.epoch == list(range(epochs))} "
-    f"missing {missing} traces {traces}",
+    f"missing {deficit} traces {traces}",
     flush=True,
 )

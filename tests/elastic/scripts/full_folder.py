@@ -30,8 +30,9 @@ def train(state: ringar.elastic.ObjectState) -> None:
         state.commit()
         if ringar.rank() == 0 and state.steps in (5, 6):
             names = sorted(path.name for path in FOLDER.iterdir())
-            kept = [pickle.loads((FOLDER / name).read_bytes().split(b"\n", 1)[1]) for name in names]
-            print(f"at {state.steps}: {[one['steps'] for one in kept]}", flush=True)
+            texts = [(FOLDER / name).read_bytes().split(b"\n", 1)[1] for name in names]
+            steps = [pickle.loads(text)["steps"] for text in texts]
+            print(f"at {state.steps}: {steps}", flush=True)
 
 
 ringar.init(deadline=30)

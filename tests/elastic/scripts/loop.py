@@ -1,6 +1,6 @@
-"""A training loop of its own, of which every row counts once, whatever happens to the ranks.
+"""A custom training loop that counts every row once, whatever happens to the ranks.
 
-In each world of four ranks something happens to one of them: the worlds have 4, 3, 4, 3, ... ranks.
+In each world of four ranks one of them suffers a fault: the worlds have 4, 3, 4, 3, ... ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Communicate in world after world, until there have been so many: `wait_for_others.py WORLDS`."""
+"""Communicate in a number of worlds, one after the other: `wait_for_others.py WORLDS`."""
 
 from __future__ import annotations
 

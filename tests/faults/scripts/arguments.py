@@ -17,18 +17,18 @@ ODD = RANK == 1
 ROOM = ["numpy", "eager", "function"]  # where alltoall takes splits
 
 
-def splits(wrong: list[int]) -> Scenario:
+def splits(received: list[int]) -> Scenario:
     """An alltoall whose splits are wrong on rank 1 alone."""
 
     def run(make: Make) -> None:
-        ringar.alltoall(make(ones(6)), wrong if ODD else [2, 2, 2], name="t")
+        ringar.alltoall(make(ones(6)), received if ODD else [2, 2, 2], name="t")
 
     return run
 
 
-def root(wrong: int, *, everywhere: bool) -> Scenario:
+def root(received: int, *, everywhere: bool) -> Scenario:
     def run(make: Make) -> None:
-        ringar.broadcast(make(ones(4)), wrong if everywhere or ODD else 0, name="t")
+        ringar.broadcast(make(ones(4)), received if everywhere or ODD else 0, name="t")
 
     return run
 

@@ -1,4 +1,4 @@
-"""Rank 1 asks for something else than the others, in every way there is."""
+"""Rank 1 calls another collective than the others, in every possible way."""
 
 from __future__ import annotations
 

@@ -35,12 +35,12 @@ def recv(source: int) -> tf.Tensor:
     return ringar.recv(SPEC, source, name="loop")
 
 
-def count_until_it_fails(one: Callable[[], object]) -> None:
+def count_until_it_fails(step: Callable[[], object]) -> None:
     """Writes down how many went well."""
     done = 0
     try:
         while True:
-            one()
+            step()
             done += 1
     finally:
         record("count", kinds=[], message=str(done), seconds=0.0)
@@ -50,9 +50,9 @@ def be_rank_1() -> None:
     if HOW == "deadline":
         wait_for("rank 0 knows")
         return
-    theirs = as_asked(lambda: recv(0) if HOW == "receiver" else send(0))
+    answer = as_asked(lambda: recv(0) if HOW == "receiver" else send(0))
     for _ in range(COUNT):
-        theirs()
+        answer()
     if HOW != "leaves":
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -63,8 +63,8 @@ if RANK == 1:
     be_rank_1()
     sys.exit()
 if RANK == 0:
-    mine = as_asked(lambda: send(1) if HOW == "receiver" else recv(1))
-    attempt("loop", lambda: count_until_it_fails(mine))
+    message = as_asked(lambda: send(1) if HOW == "receiver" else recv(1))
+    attempt("loop", lambda: count_until_it_fails(message))
     say("rank 0 knows")
 elif HOW != "deadline":
     attempt("loop", as_asked(lambda: recv(0)))

@@ -49,7 +49,7 @@ def without_rank_1() -> None:
     attempt("after never came", works)
 
 
-def late() -> None:
+def delay() -> None:
     restart(stall_warning=0.3)
     ringar.allreduce(np.ones(3, np.float32), name="early")
     if ODD:
@@ -143,11 +143,11 @@ def forking() -> None:
     context = multiprocessing.get_context("fork")
 
     def fork_and_join() -> None:
-        ours, theirs = context.Pipe()
-        child = context.Process(target=_in_child, args=(theirs.send,))
+        parent_end, child_end = context.Pipe()
+        child = context.Process(target=_in_child, args=(child_end.send,))
         child.start()
-        assert ours.poll(10), "the child said nothing"
-        assert "a process that a rank" in ours.recv()
+        assert parent_end.poll(10), "the child said nothing"
+        assert "a process that a rank" in parent_end.recv()
         child.join(10)
         assert child.exitcode == 0
 
@@ -177,7 +177,7 @@ def in_loops() -> None:
 
 
 without_rank_1()
-late()
+delay()
 failing_function()
 starting_again()
 chain()

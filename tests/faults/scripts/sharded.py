@@ -55,19 +55,19 @@ def die_in_a_step() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return number
 
-    its = [keras.Variable(np.ones(1 << 16, np.float32)) for _ in range(3)]
+    variables = [keras.Variable(np.ones(1 << 16, np.float32)) for _ in range(3)]
     adam = keras.optimizers.Adam(0.1)
     optimizer = ringar.DistributedOptimizer(
         adam, shard="gradients", offload="disk", bucket_bytes=1 << 18
     )
-    optimizer.build(its)
+    optimizer.build(variables)
 
     @tf.function(autograph=False)
     def step(number: tf.Tensor) -> None:
-        gradients: list[Any] = [tf.sin(v.value) for v in its]
-        late = tf.numpy_function(perhaps_die, [number], tf.float32)
-        gradients[0] = gradients[0] * tf.ensure_shape(late, [])  # that of the last bucket
-        optimizer.apply(gradients, its)
+        gradients: list[Any] = [tf.sin(v.value) for v in variables]
+        probe = tf.numpy_function(perhaps_die, [number], tf.float32)
+        gradients[0] = gradients[0] * tf.ensure_shape(probe, [])  # that of the last bucket
+        optimizer.apply(gradients, variables)
 
     for number in range(100):
         step(tf.constant(float(number)))

@@ -49,6 +49,6 @@ def steps_meanwhile(ahead: int, steps: int) -> tuple[int, float]:
 
 
 ringar.init()
-free, held = steps_meanwhile(300, 300), steps_meanwhile(4, 40)
+unbound, bound = steps_meanwhile(300, 300), steps_meanwhile(4, 40)
 if ringar.rank() == 0:
-    print("free {} {}, held {} {}".format(*free, *held))
+    print("free {} {}, held {} {}".format(*unbound, *bound))

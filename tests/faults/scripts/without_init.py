@@ -1,4 +1,4 @@
-"""Everything, before init, and again after shutdown."""
+"""Use everything before init, and again after shutdown."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 import ringar
 from ringar.sharding.cut import cut_of
 from tests import one_process
+from tests.comparison import assert_all_close
 
 IMAGE = (13, 11, 3)
 CLASSES, BATCH, STEPS = 4, 8, 5
@@ -63,9 +64,9 @@ def whole_net(image: Sequence[int] = IMAGE) -> keras.Model:
     return keras.Model(images, K.Dense(CLASSES * 3, name="fc2")(x))
 
 
-def strip_net(own: Sequence[int], units: int = 6) -> keras.Model:
+def strip_net(shape: Sequence[int], units: int = 6) -> keras.Model:
     """Given strips of 12 rows in all, and a dense layer that reads the whole plane."""
-    strip = x = keras.Input(tuple(own))
+    strip = x = keras.Input(tuple(shape))
     x = R.OwnTile(size=(12, IMAGE[1]))(x)
     x = R.PartitionedConv2D(4, 3, padding="same", activation="relu", name="conv1")(x)
     x = R.FlattenPlane()(x)
@@ -121,10 +122,8 @@ def part(value: np.ndarray, variable: Any) -> np.ndarray:
     return value if cut is None else cut.part(value)
 
 
-def assert_same_weights(mine: keras.Model, whole: keras.Model, atol: float = 1e-5) -> None:
-    assert [w.path for w in mine.weights] != []
-    assert len(mine.weights) == len(whole.weights)
-    for its, all_of_it in zip(mine.weights, whole.weights, strict=True):
-        np.testing.assert_allclose(
-            its.numpy(), part(all_of_it.numpy(), its), atol=atol, err_msg=its.path
-        )
+def assert_same_weights(model: keras.Model, reference: keras.Model) -> None:
+    assert model.weights
+    pairs = zip(reference.weights, model.weights, strict=True)
+    expected = [part(original.numpy(), weight) for original, weight in pairs]
+    assert_all_close(model.weights, expected, atol=1e-5)

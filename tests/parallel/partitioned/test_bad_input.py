@@ -1,8 +1,8 @@
-"""What is wrong with a cut is said on every rank, in Keras' style, and nobody hangs."""
+"""Every rank raises a Keras-style error for an invalid cut, and none hangs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import ringar
 from ringar.sharding.grid import current
+from tests.parallel.conftest import OpenGrid
 from tests.parallel.partitioned import nets
 
 pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(2, 4)]
@@ -20,10 +21,8 @@ K, R = nets.K, nets.R
 
 
 @pytest.fixture
-def grid(size: int) -> Iterator[ringar.parallel.Grid]:
-    made = ringar.parallel.Grid(model=size)
-    yield made
-    made.close()
+def grid(open_grid: OpenGrid, size: int) -> ringar.parallel.Grid:
+    return open_grid(size)
 
 
 def tile_of(*shape: int) -> Any:
@@ -180,15 +179,12 @@ def test_ranks_that_disagree(
 
 
 @pytest.mark.ranks(4)
-def test_a_group_that_disagrees(rank: int) -> None:
+def test_a_group_that_disagrees(open_grid: OpenGrid, rank: int) -> None:
     """The other group is told, too, and does not go on alone."""
-    grid = ringar.parallel.Grid(model=2)
-    try:
-        with pytest.raises(ValueError, match=r"the same rows and columns in every.*of group 1"):
-            R.OwnTile(size=(12, 8))(keras.Input((6 - (rank == 3), 8, 1)))
-        assert float(ringar.allreduce(np.ones(1))[0]) == 1, "the ranks are still in step"
-    finally:
-        grid.close()
+    open_grid(2)
+    with pytest.raises(ValueError, match=r"the same rows and columns in every.*of group 1"):
+        R.OwnTile(size=(12, 8))(keras.Input((6 - (rank == 3), 8, 1)))
+    assert float(ringar.allreduce(np.ones(1))[0]) == 1, "the ranks are still in step"
 
 
 @pytest.mark.ranks(2)

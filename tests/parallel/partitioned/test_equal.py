@@ -1,4 +1,4 @@
-"""Each layer on tiles is Keras' layer on the whole images: outputs and gradients, eagerly."""
+"""Each layer on tiles equals Keras' layer on whole images: outputs and gradients, eagerly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import ringar
 from ringar.sharding.cut import cut_of
+from tests.parallel.conftest import OpenGrid
 from tests.parallel.partitioned import nets
 
 pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(1, 2, 3, 4)]
@@ -83,11 +84,11 @@ def gradients(layers: list[Any], x: tf.Tensor) -> tuple[np.ndarray, list[np.ndar
     return y.numpy(), [np.asarray(g) for g in tape.gradient(loss, [x, *weights])]
 
 
-def check(name: str, grid: ringar.parallel.Grid, **more: Any) -> None:
+def check(name: str, grid: ringar.parallel.Grid, **overrides: Any) -> None:
     kind, options, size = LAYERS[name]
     if name == "channels first" and not convolves_channels_first():
         pytest.skip("TensorFlow convolves with channels first only with oneDNN")
-    options = {**options, **more}
+    options = {**options, **overrides}
     if issubclass(kind, R.PartitionedConv2D | R.PartitionedLocallyConnected2D):
         options = {"filters": 6, **options}
         options["bias_initializer"] = keras.initializers.RandomNormal(seed=1)
@@ -99,83 +100,67 @@ def check(name: str, grid: ringar.parallel.Grid, **more: Any) -> None:
     x = tf.transpose(x, [0, 3, 1, 2]) if order else x
     ends = [] if "Global" in kind.__name__ else [R.GatherPlane(grid=grid, **order)]
     layer = kind(grid=grid, **options)
-    y, mine = gradients([R.CutPlane(grid=grid, **order), layer, *ends], x)
-    one = layer.whole_layer()
-    expected, whole = gradients([one], x)
+    y, slopes = gradients([R.CutPlane(grid=grid, **order), layer, *ends], x)
+    reference = layer.whole_layer()
+    expected, expected_slopes = gradients([reference], x)
     np.testing.assert_allclose(y, expected, atol=1e-5)
-    np.testing.assert_allclose(mine[0], whole[0], atol=1e-5)
-    for its, all_of_it, variable in zip(mine[1:], whole[1:], layer.trainable_weights, strict=True):
+    np.testing.assert_allclose(slopes[0], expected_slopes[0], atol=1e-5)
+    slopes_of_weights = zip(slopes[1:], expected_slopes[1:], layer.trainable_weights, strict=True)
+    for slope, expected_slope, variable in slopes_of_weights:
         cut = cut_of(variable)
         # What an optimizer on the grid does: the average of whole weights' gradients.
-        total = its if cut is not None else ringar.allreduce(its, name=variable.name)
-        scale = max(1.0, float(np.abs(all_of_it).max()))
+        total = slope if cut is not None else ringar.allreduce(slope, name=variable.name)
+        scale = max(1.0, float(np.abs(expected_slope).max()))
         np.testing.assert_allclose(
-            total, nets.part(all_of_it, variable), atol=1e-5 * scale, err_msg=variable.path
+            total, nets.part(expected_slope, variable), atol=1e-5 * scale, err_msg=variable.path
         )
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_strips(name: str, size: int) -> None:
-    grid = ringar.parallel.Grid(model=size)
-    try:
-        check(name, grid)
-    finally:
-        grid.close()
+def test_strips(open_grid: OpenGrid, name: str, size: int) -> None:
+    check(name, open_grid(size))
 
 
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("name", LAYERS)
-def test_tiles(name: str, size: int) -> None:
+def test_tiles(open_grid: OpenGrid, name: str, size: int) -> None:
     """Columns, and with four ranks corners, which come from the rank that has them."""
-    grid = ringar.parallel.Grid(model=nets.TILES[size][1])
-    try:
-        check(name, grid)
-    finally:
-        grid.close()
+    check(name, open_grid(nets.TILES[size][1]))
 
 
 @pytest.mark.ranks(4)
-def test_groups_of_strips_do_not_mix(rank: int) -> None:
+def test_groups_of_strips_do_not_mix(open_grid: OpenGrid, rank: int) -> None:
     """Two models of two strips, on images of their own."""
-    grid = ringar.parallel.Grid(model=2)
-    try:
-        x = tf.fill([1, 6, 5, 1], float(grid.group + 1))
-        layers: list[Any] = [
-            R.CutPlane(grid=grid),
-            R.PartitionedConv2D(1, 3, padding="same", kernel_initializer="ones", grid=grid),
-            R.GatherPlane(grid=grid),
-        ]
-        for layer in layers:
-            x = layer(x)
-        assert float(tf.reduce_max(x)) == 9 * (grid.group + 1)
-    finally:
-        grid.close()
+    grid = open_grid(2)
+    x = tf.fill([1, 6, 5, 1], float(grid.group + 1))
+    layers: list[Any] = [
+        R.CutPlane(grid=grid),
+        R.PartitionedConv2D(1, 3, padding="same", kernel_initializer="ones", grid=grid),
+        R.GatherPlane(grid=grid),
+    ]
+    for layer in layers:
+        x = layer(x)
+    assert float(tf.reduce_max(x)) == 9 * (grid.group + 1)
 
 
-def test_the_least_half_precision(size: int) -> None:
+def test_the_least_half_precision(open_grid: OpenGrid, size: int) -> None:
     """Padding of maxima is less than all numbers, also where few are negative."""
-    grid = ringar.parallel.Grid(model=size)
-    try:
-        x = tf.fill([1, 5, 4, 1], tf.constant(-3e4, tf.float16))
-        x = R.CutPlane(grid=grid, dtype="float16")(x)
-        pool = R.PartitionedMaxPooling2D(3, strides=1, padding="same", grid=grid, dtype="float16")
-        assert float(tf.reduce_max(pool(x))) == np.float16(-3e4)
-        assert float(tf.reduce_min(pool(x))) == np.float16(-3e4)
-    finally:
-        grid.close()
+    grid = open_grid(size)
+    x = tf.fill([1, 5, 4, 1], tf.constant(-3e4, tf.float16))
+    x = R.CutPlane(grid=grid, dtype="float16")(x)
+    pool = R.PartitionedMaxPooling2D(3, strides=1, padding="same", grid=grid, dtype="float16")
+    assert float(tf.reduce_max(pool(x))) == np.float16(-3e4)
+    assert float(tf.reduce_min(pool(x))) == np.float16(-3e4)
 
 
-def test_means_at_the_edge_in_double_precision(size: int) -> None:
+def test_means_at_the_edge_in_double_precision(open_grid: OpenGrid, size: int) -> None:
     """The shares of a window that are in the plane are no float32 numbers."""
-    grid = ringar.parallel.Grid(model=size)
-    try:
-        whole = np.random.default_rng(0).normal(size=(1, 5, 4, 1))
-        options: dict[str, Any] = {"strides": 1, "padding": "same", "dtype": "float64"}
-        x = R.PartitionedAveragePooling2D(3, grid=grid, **options)(
-            R.CutPlane(grid=grid, dtype="float64")(tf.constant(whole))
-        )
-        found = R.GatherPlane(grid=grid, dtype="float64")(x)
-        expected = K.AveragePooling2D(3, **options)(whole)
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
-    finally:
-        grid.close()
+    grid = open_grid(size)
+    image = np.random.default_rng(0).normal(size=(1, 5, 4, 1))
+    options: dict[str, Any] = {"strides": 1, "padding": "same", "dtype": "float64"}
+    x = R.PartitionedAveragePooling2D(3, grid=grid, **options)(
+        R.CutPlane(grid=grid, dtype="float64")(tf.constant(image))
+    )
+    means = R.GatherPlane(grid=grid, dtype="float64")(x)
+    expected = K.AveragePooling2D(3, **options)(image)
+    np.testing.assert_allclose(means, expected, rtol=1e-12)

@@ -40,8 +40,8 @@ def taps(window: Window, extent: int, output: int) -> list[int]:
 def test_rows_are_dealt_out_as_numpy_does() -> None:
     for extent, parts in itertools.product(range(1, 12), range(1, 6)):
         expected = np.array_split(np.arange(extent), parts)
-        for own, rows in zip(deal(extent, parts), expected, strict=True):
-            assert list(range(*own)) == list(rows)
+        for bounds, rows in zip(deal(extent, parts), expected, strict=True):
+            assert list(range(*bounds)) == list(rows)
 
 
 @pytest.mark.parametrize("extent", EXTENTS)
@@ -68,14 +68,14 @@ def test_needs_are_from_the_first_tap_to_the_last(extent: int) -> None:
         for part in range(parts):
             outputs = reach.result.tile(part).rows
             reads = [taps(window, extent, o) for o in range(*outputs)]
-            read = [row for its in reads for row in its]
+            read = [row for span in reads for row in span]
             assert reach.reads(part).rows == Interval(min(read), max(read) + 1)
             needs = reach.needs(part).rows
             (top, bottom), sides = reach.padding(part)
             assert needs == Interval(max(min(read), 0), min(max(read), extent - 1) + 1)
             assert (top, bottom) == (max(0, -min(read)), max(0, max(read) + 1 - extent))
             assert sides == (0, 0)
-            inside = [sum(0 <= row < extent for row in its) for its in reads]
+            inside = [sum(0 <= row < extent for row in span) for span in reads]
             assert window.taps_within(outputs, extent) == inside
 
 

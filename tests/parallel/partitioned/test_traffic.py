@@ -1,4 +1,4 @@
-"""What layers on tiles send: counters against pixels that are counted one by one."""
+"""Bytes that layers on tiles send, against pixels that are counted one by one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ringar
+from tests.parallel.conftest import OpenGrid
 from tests.parallel.partitioned import nets
 
 pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(2, 3, 4)]
@@ -41,13 +42,13 @@ def crossing(layer: Any, size: tuple[int, int], tiles: tuple[int, int], sender: 
         for m, s, e, n in zip(out, layer.strides, reach, size, strict=True)
     ]
     have, reads = owner(size, tiles), owner((out[0], out[1]), tiles)
-    needed = set()
+    needs = set()
     for o in itertools.product(range(out[0]), range(out[1])):
         for tap in itertools.product(range(kernel[0]), range(kernel[1])):
             pixel = tuple(o[i] * layer.strides[i] - front[i] + tap[i] * dilation[i] for i in (0, 1))
             if all(0 <= p < n for p, n in zip(pixel, size, strict=True)):
-                needed.add((pixel, int(reads[o])))
-    across = [(int(have[pixel]), to) for pixel, to in needed if have[pixel] != to]
+                needs.add((pixel, int(reads[o])))
+    across = [(int(have[pixel]), to) for pixel, to in needs if have[pixel] != to]
     return [sum(a == sender for a, _ in across), sum(b == sender for _, b in across)]
 
 
@@ -60,65 +61,54 @@ def steps(model: keras.Model, grid: ringar.parallel.Grid) -> dict[str, Any]:
     return ringar.stats(by="layer")
 
 
-def test_bytes_of_a_net(size: int) -> None:
+def test_bytes_of_a_net(open_grid: OpenGrid, size: int) -> None:
     """Forward each pixel once per rank that needs it; backward the same pixels return."""
-    grid = ringar.parallel.Grid(model=nets.TILES[size][-1])
-    try:
-        model = nets.seeded(nets.cut_net)
-        sent = steps(model, grid)
-        me, batch = grid.part, nets.BATCH // grid.data
-        sizes = {"conv1": (13, 11, 3), "conv2": (7, 6, 6), "pool1": (7, 6, 6), "local": (7, 6, 6),
-                 "pool2": (6, 5, 5)}  # fmt: skip
-        for name, (height, width, channels) in sizes.items():
-            give, take = crossing(model.get_layer(name), (height, width), grid.tiles, me)
-            if name == "conv1":
-                take = 0  # images have no gradient
-            bytes_ = nets.STEPS * batch * channels * FLOAT * (give + take)
-            assert sent[name].bytes == bytes_, name
-            assert sent[name].calls == nets.STEPS * (1 if name == "conv1" else 2), name
-        tile = int((owner((6, 5), grid.tiles) == me).sum()) * 5 * batch * FLOAT
-        assert sent["join"].bytes == nets.STEPS * (size - 1) * tile
-        assert sent["join"].calls == nets.STEPS
-        assert sent["mean"].calls == nets.STEPS, "nothing goes back"
-        total = 2 * (size - 1) * batch * 5 * FLOAT / size
-        assert sent["mean"].bytes == pytest.approx(nets.STEPS * total, abs=nets.STEPS)
-        assert "cut" not in sent
-    finally:
-        grid.close()
+    grid = open_grid(nets.TILES[size][-1])
+    model = nets.seeded(nets.cut_net)
+    traffic = steps(model, grid)
+    me, batch = grid.part, nets.BATCH // grid.data
+    sizes = {"conv1": (13, 11, 3), "conv2": (7, 6, 6), "pool1": (7, 6, 6), "local": (7, 6, 6),
+             "pool2": (6, 5, 5)}  # fmt: skip
+    for name, (height, width, channels) in sizes.items():
+        give, take = crossing(model.get_layer(name), (height, width), grid.tiles, me)
+        if name == "conv1":
+            take = 0  # images have no gradient
+        bytes_ = nets.STEPS * batch * channels * FLOAT * (give + take)
+        assert traffic[name].bytes == bytes_, name
+        assert traffic[name].calls == nets.STEPS * (1 if name == "conv1" else 2), name
+    tile = int((owner((6, 5), grid.tiles) == me).sum()) * 5 * batch * FLOAT
+    assert traffic["join"].bytes == nets.STEPS * (size - 1) * tile
+    assert traffic["join"].calls == nets.STEPS
+    assert traffic["mean"].calls == nets.STEPS, "nothing goes back"
+    total = 2 * (size - 1) * batch * 5 * FLOAT / size
+    assert traffic["mean"].bytes == pytest.approx(nets.STEPS * total, abs=nets.STEPS)
+    assert "cut" not in traffic
 
 
-def test_kernels_of_one_pixel_send_nothing(size: int) -> None:
-    grid = ringar.parallel.Grid(model=size)
-    try:
-        x = np.ones((2, 9, 4, 3), "float32")
-        y = R.CutPlane(grid=grid)(x)
-        ringar.reset_stats()
-        for layer in (R.PartitionedConv2D(4, 1, name="point", grid=grid),
-                      R.PartitionedLocallyConnected2D(4, 1, name="here", grid=grid)):  # fmt: skip
-            y = layer(y)
-        assert not {"point", "here"} & set(ringar.stats(by="layer"))
-    finally:
-        grid.close()
+def test_kernels_of_one_pixel_send_nothing(open_grid: OpenGrid, size: int) -> None:
+    grid = open_grid(size)
+    x = np.ones((2, 9, 4, 3), "float32")
+    y = R.CutPlane(grid=grid)(x)
+    ringar.reset_stats()
+    for layer in (R.PartitionedConv2D(4, 1, name="point", grid=grid),
+                  R.PartitionedLocallyConnected2D(4, 1, name="here", grid=grid)):  # fmt: skip
+        y = layer(y)
+    assert not {"point", "here"} & set(ringar.stats(by="layer"))
 
 
-def test_weights_of_a_tile_are_not_exchanged(size: int) -> None:
+def test_weights_of_a_tile_are_not_exchanged(open_grid: OpenGrid, size: int) -> None:
     """Kernels of convolutions are summed over all ranks, local weights over no rank."""
-    grid = ringar.parallel.Grid(model=size)
-    try:
-        images = keras.Input(nets.IMAGE)
-        x = R.PartitionedConv2D(4, 3, padding="same", name="conv")(R.CutPlane()(images))
-        x = R.PartitionedLocallyConnected2D(12, 3, padding="same", name="local")(x)
-        model = keras.Model(images, R.PartitionedGlobalAveragePooling2D()(x))
-        sent = steps(model, grid)
-        assert sent["gradients"].calls == nets.STEPS
-        control = 3  # numbers in front of a bucket (ringar.collectives.shares)
-        kernels = (model.get_layer("conv").count_params() + control) * FLOAT
-        expected = 2 * kernels * (size - 1) / size
-        assert sent["gradients"].bytes == pytest.approx(
-            nets.STEPS * expected, abs=nets.STEPS * size
-        )
-        result = math.prod((13, 11)) * (9 * 4 * 12 + 12)
-        local = ringar.allgather_object(int(model.get_layer("local").count_params()))
-        assert sum(local) == result
-    finally:
-        grid.close()
+    grid = open_grid(size)
+    images = keras.Input(nets.IMAGE)
+    x = R.PartitionedConv2D(4, 3, padding="same", name="conv")(R.CutPlane()(images))
+    x = R.PartitionedLocallyConnected2D(12, 3, padding="same", name="local")(x)
+    model = keras.Model(images, R.PartitionedGlobalAveragePooling2D()(x))
+    traffic = steps(model, grid)
+    assert traffic["gradients"].calls == nets.STEPS
+    control = 3  # numbers in front of a bucket (ringar.collectives.shares)
+    kernels = (model.get_layer("conv").count_params() + control) * FLOAT
+    expected = 2 * kernels * (size - 1) / size
+    assert traffic["gradients"].bytes == pytest.approx(nets.STEPS * expected, abs=nets.STEPS * size)
+    result = math.prod((13, 11)) * (9 * 4 * 12 + 12)
+    local = ringar.allgather_object(int(model.get_layer("local").count_params()))
+    assert sum(local) == result

@@ -68,12 +68,12 @@ def modules_of(model: keras.Model, modules: int) -> list[list[Any]]:
     ends = {
         1: [8], 2: [4, 8], 3: [4, 7, 8], 4: [2, 3, 5, 8],
     }[modules]  # fmt: skip
-    found, begin = [], 0
+    variables, begin = [], 0
     for end in ends:
         names = order[begin:end]
-        found.append([v for name in names for v in model.get_layer(name).trainable_variables])
+        variables.append([v for name in names for v in model.get_layer(name).trainable_variables])
         begin = end
-    return found
+    return variables
 
 
 def train_with_delays(

@@ -39,11 +39,11 @@ def net(seed: int = 1) -> keras.Model:
 def batches(count: int, rows: Sequence[int] = (8,), seed: int = 5) -> Batches:
     """Numbers, and which of the first three is the largest."""
     random = np.random.default_rng(seed)
-    found = []
+    pairs = []
     for i in range(count):
         x = random.normal(size=(rows[i % len(rows)], FEATURES)).astype(np.float32)
-        found.append((x, x[:, :CLASSES].argmax(1).astype(np.int64)))
-    return found
+        pairs.append((x, x[:, :CLASSES].argmax(1).astype(np.int64)))
+    return pairs
 
 
 def dataset(data: Batches) -> tf.data.Dataset:
@@ -59,14 +59,14 @@ def loss() -> keras.losses.Loss:
 
 def synthesizer(inputs: list[tf.TensorSpec], outputs: list[tf.TensorSpec]) -> keras.Model:
     """A small net that does not begin with zeros, always with the same weights."""
-    given = [keras.Input(batch_shape=spec.shape) for spec in inputs]
-    x = layers.Concatenate()(given) if len(given) > 1 else given[0]
+    tensors = [keras.Input(batch_shape=spec.shape) for spec in inputs]
+    x = layers.Concatenate()(tensors) if len(tensors) > 1 else tensors[0]
     for i, units in enumerate((5, outputs[0].shape[-1])):
         kernel = keras.initializers.RandomNormal(0.3, seed=i)
         x = layers.Dense(
             units, "tanh" if i == 0 else None, kernel_initializer=kernel, name=f"predicting{i}"
         )(x)
-    return keras.Model(given, [x])
+    return keras.Model(tensors, [x])
 
 
 def sgd() -> keras.optimizers.Optimizer:
@@ -92,39 +92,39 @@ def _train_decoupled(
     parts = [[layer] for layer in model.layers[: modules - 1]] + [model.layers[modules - 1 :]]
     optimizers = [sgd() for _ in parts]
     hidden = tf.TensorSpec([None, UNITS], tf.float32)
-    seen = [hidden, tf.TensorSpec([None, CLASSES], tf.float32)] if conditioned else [hidden]
-    nets = [synthesizer(seen, [hidden]) for _ in parts[1:]]
+    specs = [hidden, tf.TensorSpec([None, CLASSES], tf.float32)] if conditioned else [hidden]
+    nets = [synthesizer(specs, [hidden]) for _ in parts[1:]]
     learners = [sgd() for _ in nets]
     for x, y in data:
         rows, labels = len(x), [tf.one_hot(y, CLASSES)] if conditioned else []
-        given, outputs, tapes = [tf.constant(x)], [], []
+        activations, outputs, tapes = [tf.constant(x)], [], []
         for part in parts:
             with tf.GradientTape(persistent=True) as tape:
-                tape.watch(given[-1])
-                h = given[-1]
+                tape.watch(activations[-1])
+                h = activations[-1]
                 for layer in part:
                     h = layer(h)
                 penalty = sum((sum(layer.losses) for layer in part), tf.constant(0.0))
                 last = loss()(y, h) if part is parts[-1] else None
             tapes.append((tape, penalty, last))
             outputs.append(h)
-            given.append(tf.constant(h.numpy()))
+            activations.append(tf.constant(h.numpy()))
         synthetic = [
             _first(m([h, *labels])) / rows for m, h in zip(nets, outputs[:-1], strict=True)
         ]  # fmt: skip
-        came: Any = None
+        upstream: Any = None
         for k in reversed(range(modules)):
             (tape, penalty, last), part = tapes[k], parts[k]
             weights = [v for layer in part for v in layer.trainable_variables]
             top = k == modules - 1
-            here = (tape, outputs[k], penalty, last)
-            own = _back(*here, weights, None if top else synthetic[k])
-            mixed = None if top else (1 - mix) * synthetic[k] + mix * came
-            sent = _back(*here, given[k], mixed) if k > 0 else None
-            optimizers[k].apply(own, weights)
+            outcome = (tape, outputs[k], penalty, last)
+            gradients = _back(*outcome, weights, None if top else synthetic[k])
+            mixed = None if top else (1 - mix) * synthetic[k] + mix * upstream
+            message = _back(*outcome, activations[k], mixed) if k > 0 else None
+            optimizers[k].apply(gradients, weights)
             if not top:
-                _learn(nets[k], learners[k], [outputs[k], *labels], came * rows)
-            came = sent
+                _learn(nets[k], learners[k], [outputs[k], *labels], upstream * rows)
+            upstream = message
     return [net.get_weights() for net in nets]
 
 
@@ -142,8 +142,8 @@ def _first(outputs: Any) -> Any:
     return keras.tree.flatten(outputs)[0]
 
 
-def _learn(model: keras.Model, optimizer: Any, seen: Any, target: Any) -> None:
+def _learn(model: keras.Model, optimizer: Any, inputs: Any, target: Any) -> None:
     with tf.GradientTape() as tape:
-        error = tf.reduce_mean(tf.reduce_sum((_first(model(seen)) - target) ** 2, -1))
+        error = tf.reduce_mean(tf.reduce_sum((_first(model(inputs)) - target) ** 2, -1))
     variables = model.trainable_variables
     optimizer.apply(tape.gradient(error, variables), variables)

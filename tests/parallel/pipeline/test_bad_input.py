@@ -1,4 +1,4 @@
-"""What a pipelined model refuses, on every rank."""
+"""Errors of pipelined models, raised on every rank."""
 
 from __future__ import annotations
 

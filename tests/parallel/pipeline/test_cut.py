@@ -1,4 +1,4 @@
-"""Where models can be cut, and that the networks of the modules make the whole model."""
+"""Places to cut models, and the modules' networks, which together equal the model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ringar.parallel.pipeline import balance, cut
+from tests.comparison import assert_all_close
 from tests.parallel.pipeline import nets
 
 pytestmark = [pytest.mark.ranks(1)]
@@ -33,8 +34,8 @@ def outputs_of_modules(graph: cut.Graph, names: Sequence[str], x: np.ndarray) ->
 )
 def test_modules_make_the_whole(names: list[str]) -> None:
     model, (x, _) = nets.residual(), nets.batches(1)[0]
-    made = outputs_of_modules(cut.Graph.of(model), names, x)
-    np.testing.assert_allclose(made, model(x), rtol=1e-6)
+    outputs = outputs_of_modules(cut.Graph.of(model), names, x)
+    np.testing.assert_allclose(outputs, model(x), rtol=1e-6)
 
 
 def test_a_skip_connection_crosses_every_cut_on_its_way() -> None:
@@ -113,9 +114,9 @@ def test_of_equal_cuts_the_one_that_sends_least_is_taken() -> None:
     # All nodes around it take no time: any of these cuts would do.
     seconds = [0.0] * len(graph.nodes)
     seconds[0] = seconds[-1] = 1.0
-    (found,) = balance.partition(graph, seconds, 2)
+    (answer,) = balance.partition(graph, seconds, 2)
     sizes = [
-        sum(int(np.prod(t.shape[1:])) for t in graph.crossing(p)) for p in (found, place)
+        sum(int(np.prod(t.shape[1:])) for t in graph.crossing(p)) for p in (answer, place)
     ]  # fmt: skip
     assert sizes[0] <= sizes[1]
 
@@ -128,8 +129,7 @@ def test_timing_leaves_the_model_as_it_was() -> None:
     seconds = balance.seconds_per_node(cut.Graph.of(model), batch_size=32)
     assert len(seconds) == 5
     assert max(seconds) > 0
-    for variable, value in zip(model.variables, before, strict=True):
-        np.testing.assert_array_equal(variable, value)
+    assert_all_close(model.variables, before)
 
 
 def test_inputs_of_unknown_size_cannot_be_timed() -> None:

@@ -14,8 +14,10 @@ import tensorflow as tf
 import ringar
 from ringar.job import native
 from ringar.parallel import Pipelined
+from tests.interruption import StopOn
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets
+from tests.parallel.pipeline.comparison import assert_equal_modules
 from tests.plugin import fast_if
 from tests.plugin.fixtures import restart
 
@@ -57,16 +59,6 @@ def pipelined(grid: Any, schedule: str, optimizer: Any, **options: Any) -> Pipel
     return model
 
 
-def assert_equal_modules(model: Pipelined, reference: keras.Model) -> None:
-    for layer in model.network.layers:
-        for mine, its in zip(layer.weights, reference_weights(reference, layer), strict=True):
-            np.testing.assert_allclose(mine, its, atol=TOLERANCE, err_msg=mine.path)
-
-
-def reference_weights(reference: keras.Model, layer: Any) -> list[Any]:
-    return list(reference.get_layer(layer.name).weights) if layer.weights else []
-
-
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("schedule", ["delayed", "decoupled"])
@@ -76,14 +68,14 @@ def test_is_the_papers_rule(open_grid: OpenGrid, size: int, schedule: str, optim
     delays = delays_of(schedule, size)
     losses = nets.train_with_delays(reference, data, delays, OPTIMIZERS[optimizer])
     model = pipelined(open_grid(size), schedule, OPTIMIZERS[optimizer]())
-    seen = Losses()
-    model.fit(nets.dataset(data), callbacks=[seen], verbose=0)
+    recorder = Losses()
+    model.fit(nets.dataset(data), callbacks=[recorder], verbose=0)
     assert model.staleness == delays[model.module] == model.in_flight
-    assert_equal_modules(model, reference)
+    assert_equal_modules(model, reference, TOLERANCE)
     # A module sees the metrics of the batch whose gradient it has just applied.
     means = np.cumsum(losses) / np.arange(1, STEPS + 1)
-    late = [max(0, t - model.staleness) for t in range(STEPS)]
-    np.testing.assert_allclose(seen.means, means[late], rtol=1e-4)
+    delayed_steps = [max(0, t - model.staleness) for t in range(STEPS)]
+    np.testing.assert_allclose(recorder.means, means[delayed_steps], rtol=1e-4)
     assert losses[-1] < losses[0]
 
 
@@ -99,16 +91,16 @@ def test_compiled_with_xla(open_grid: OpenGrid, size: int, optimizer: str) -> No
     )
     model.compile(make(), nets.loss(), jit_compile=True)
     model.fit(nets.dataset(data), verbose=0)
-    assert_equal_modules(model, reference)
+    assert_equal_modules(model, reference, TOLERANCE)
 
 
 @pytest.mark.ranks(2, 4)
 def test_the_first_steps_change_nothing(open_grid: OpenGrid, size: int) -> None:
     model = pipelined(open_grid(size), "delayed", OPTIMIZERS["adam"]())
     before = [np.array(w) for w in model.get_weights()]
-    seen = Losses()
-    model.fit(nets.dataset(nets.batches(size + 1)), callbacks=[seen], verbose=0)
-    for step, weights in enumerate(seen.weights):
+    losses = Losses()
+    model.fit(nets.dataset(nets.batches(size + 1)), callbacks=[losses], verbose=0)
+    for step, weights in enumerate(losses.weights):
         same = all((a == b).all() for a, b in zip(before, weights, strict=True))
         assert same == (step < model.staleness) or not before, step
     assert int(model.optimizer.iterations) == size + 1 - model.staleness
@@ -126,7 +118,7 @@ def test_penalties_and_shrinking(open_grid: OpenGrid, size: int) -> None:
     )
     model = pipelined(open_grid(size), "decoupled", make(), shrinking=0.8, kernel=kernel)
     history = model.fit(nets.dataset(data), verbose=0)
-    assert_equal_modules(model, reference)
+    assert_equal_modules(model, reference, TOLERANCE)
     np.testing.assert_allclose(history.history["loss"], np.mean(losses), rtol=1e-4)
 
 
@@ -141,7 +133,7 @@ def test_epochs_and_fits_do_not_interrupt_it(open_grid: OpenGrid, size: int, sch
     model = pipelined(open_grid(size), schedule, make())
     for part in (data[:7], data[7:12], data[12:]):
         model.fit(nets.dataset(part), validation_data=nets.batches(1)[0], verbose=0)
-    assert_equal_modules(model, reference)
+    assert_equal_modules(model, reference, TOLERANCE)
 
 
 @pytest.mark.slow
@@ -162,7 +154,7 @@ def test_models_in_turns_do_not_disturb_each_other(open_grid: OpenGrid, size: in
         assert model.in_flight == model.staleness
         reference = nets.residual()
         nets.train_with_delays(reference, data, delays_of(schedule, size), make)
-        assert_equal_modules(model, reference)
+        assert_equal_modules(model, reference, TOLERANCE)
 
 
 @pytest.mark.slow
@@ -229,19 +221,7 @@ def test_schedules_of_the_learning_rate_follow_each_modules_own_steps(
     model = pipelined(open_grid(size), "delayed", make())
     model.fit(nets.dataset(data[:10]), verbose=0)
     model.fit(nets.dataset(data[10:]), verbose=0)
-    assert_equal_modules(model, reference)
-
-
-class StopOn(keras.callbacks.Callback):
-    """Wants to stop on one rank alone, in the middle of an epoch."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self.rank = rank
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch == 2 and ringar.rank() == self.rank:
-            self.model.stop_training = True
+    assert_equal_modules(model, reference, TOLERANCE)
 
 
 @pytest.mark.ranks(2, 3)

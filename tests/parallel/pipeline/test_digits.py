@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 import ringar
+from benchmarks.synthetic.worker import CUTS, digits, net
 from ringar.parallel import Pipelined
 from tests.parallel.conftest import OpenGrid
 
@@ -21,37 +21,11 @@ pytestmark = [
 ]
 
 SEEDS, EPOCHS, POINTS = (1, 2, 3), 15, 0.5
-CUTS = {2: ["conv2"], 4: ["conv1", "conv2", "hidden"]}
-
-layers = keras.layers
-
-
-def images() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    x = (digits.images[..., None] / 16).astype("float32")[order]
-    y = digits.target[order]
-    return (x[:1437], y[:1437]), (x[1437:], y[1437:])
-
-
-def net(seed: int) -> keras.Model:
-    keras.utils.set_random_seed(seed)
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            layers.Conv2D(16, 3, padding="same", activation="relu", name="conv1"),
-            layers.Conv2D(32, 3, padding="same", activation="relu", name="conv2"),
-            layers.MaxPooling2D(2),
-            layers.Flatten(),
-            layers.Dense(64, activation="relu", name="hidden"),
-            layers.Dense(10, name="logits"),
-        ]
-    )
 
 
 def accuracy(model: keras.Model) -> float:
     """After training, in percent of the images that it has not seen."""
-    train, test = images()
+    train, test = digits()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
     model.fit(*train, batch_size=32, epochs=EPOCHS, verbose=0)

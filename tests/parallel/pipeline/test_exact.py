@@ -1,4 +1,4 @@
-"""What must equal ordinary training: one module, and micro-batches on several."""
+"""Schedules that equal ordinary training: one module, and micro-batches on several."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 import ringar
 from ringar.parallel import Pipelined
 from tests import one_process
+from tests.comparison import assert_all_close
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets
+from tests.parallel.pipeline.comparison import assert_equal_modules
 from tests.plugin import fast_if
 
 pytestmark = [pytest.mark.usefixtures("initialized")]
@@ -26,14 +28,6 @@ def ordinary(model: keras.Model, optimizer: Any, data: Any, **options: Any) -> A
     return one_process.fit(model, nets.dataset(data), **options)
 
 
-def assert_equal_modules(model: Pipelined, reference: keras.Model) -> None:
-    for layer in model.network.layers:
-        if layer.weights:
-            its = reference.get_layer(layer.name).weights
-            for mine, other in zip(layer.weights, its, strict=True):
-                np.testing.assert_allclose(mine, other, atol=TOLERANCE, err_msg=mine.path)
-
-
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     "schedule", ["delayed", fast_if(False, "decoupled"), fast_if(False, "microbatch")]
@@ -44,10 +38,9 @@ def test_one_module_is_ordinary_training_bit_for_bit(schedule: str) -> None:
     history = ordinary(reference, "adam", data, epochs=2, validation_data=data[0])
     model = Pipelined(nets.residual(), modules=1, schedule=schedule)
     model.compile("adam", nets.loss(), metrics=["accuracy"])
-    its = model.fit(nets.dataset(data), epochs=2, validation_data=data[0], verbose=0).history
-    assert its == history
-    for mine, other in zip(model.weights, reference.weights, strict=True):
-        np.testing.assert_array_equal(mine, other)
+    result = model.fit(nets.dataset(data), epochs=2, validation_data=data[0], verbose=0).history
+    assert result == history
+    assert_all_close(model.weights, reference.weights)
     np.testing.assert_array_equal(
         model.predict(data[0][0], verbose=0), reference.predict(data[0][0], verbose=0)
     )
@@ -65,13 +58,13 @@ def test_microbatches_are_ordinary_training(open_grid: OpenGrid, size: int, part
         cuts=nets.CUTS[size], grid=open_grid(size),
     )  # fmt: skip
     model.compile("adam", nets.loss(), metrics=["accuracy"])
-    its = model.fit(
+    result = model.fit(
         nets.dataset(data), epochs=2, validation_data=data[-1], verbose=0
     ).history  # fmt: skip
-    assert set(its) == set(history)
+    assert set(result) == set(history)
     for name in history:
-        np.testing.assert_allclose(its[name], history[name], rtol=1e-4, err_msg=name)
-    assert_equal_modules(model, reference)
+        np.testing.assert_allclose(result[name], history[name], rtol=1e-4, err_msg=name)
+    assert_equal_modules(model, reference, TOLERANCE)
 
 
 @pytest.mark.ranks(2, 4)
@@ -86,7 +79,7 @@ def test_sample_weights(open_grid: OpenGrid, size: int) -> None:
     )
     model.compile("sgd", nets.loss(), weighted_metrics=["accuracy"])
     model.fit(x, y, verbose=0, **options)
-    assert_equal_modules(model, reference)
+    assert_equal_modules(model, reference, TOLERANCE)
 
 
 @pytest.mark.slow
@@ -99,7 +92,7 @@ def test_one_module_with_replicas_is_data_parallelism(open_grid: OpenGrid, rank:
     model.compile("adam", nets.loss(), metrics=["accuracy"])
     half = slice(rank * 6, rank * 6 + 6)
     model.fit(nets.dataset([(x[half], y[half]) for x, y in data]), None, None, 1, 0, [])
-    assert_equal_modules(model, reference)
+    assert_equal_modules(model, reference, TOLERANCE)
 
 
 @pytest.mark.ranks(2)
@@ -118,10 +111,9 @@ def test_a_module_without_weights(open_grid: OpenGrid) -> None:
     model = Pipelined(net(), schedule="delayed", cuts=["flat"], grid=open_grid(2))
     model.compile("adam", nets.loss())
     model.fit(x, y, **options)
-    whole = model.whole()
-    for mine, its in zip(whole.weights, reference.weights, strict=True):
-        np.testing.assert_allclose(mine, its, atol=TOLERANCE)
-    assert int(whole.optimizer.iterations) == 3
+    merged = model.whole()
+    assert_all_close(merged.weights, reference.weights, atol=TOLERANCE)
+    assert int(merged.optimizer.iterations) == 3
 
 
 @pytest.mark.ranks(4)
@@ -141,18 +133,18 @@ def test_replicas(open_grid: OpenGrid, schedule: str) -> None:
     model.compile(make(), nets.loss())
     history = model.fit(nets.dataset([(x[half], y[half]) for x, y in data]), verbose=0)
     np.testing.assert_allclose(history.history["loss"], np.mean(losses), rtol=1e-4)
-    assert_equal_modules(model, reference)
+    assert_equal_modules(model, reference, TOLERANCE)
 
 
 def _own_weights(model: Pipelined) -> list[np.ndarray]:
     """The first group's weights are those of the reference; the others must be given them."""
     if ringar.rank() >= 2:
         return model.get_weights()
-    whole = nets.residual()
+    reference = nets.residual()
     return [
         np.array(weight)
         for layer in model.network.layers
-        for weight in (whole.get_layer(layer.name).get_weights() if layer.weights else [])
+        for weight in (reference.get_layer(layer.name).get_weights() if layer.weights else [])
     ]
 
 
@@ -176,15 +168,15 @@ def test_replicas_combine_moving_statistics_and_compare_rates(
     model = Pipelined(net(), grid=grid, cuts=["norm"][: size // 2 - 1])
     model.compile(keras.optimizers.SGD(0.0), nets.loss())
     half = slice(grid.group * 6, grid.group * 6 + 6)
-    mine = nets.dataset([(x[half] + grid.group, y[half]) for x, y in data])
-    history = model.fit(mine, validation_data=nets.dataset(data), verbose=0).history
-    whole = model.whole()
-    means = whole.get_layer("norm").moving_mean - reference.get_layer("norm").moving_mean
+    share = nets.dataset([(x[half] + grid.group, y[half]) for x, y in data])
+    history = model.fit(share, validation_data=nets.dataset(data), verbose=0).history
+    merged = model.whole()
+    means = merged.get_layer("norm").moving_mean - reference.get_layer("norm").moving_mean
     np.testing.assert_allclose(means, 0.5 * (1 - 0.5**4), atol=TOLERANCE)
     loss = model.evaluate(nets.dataset(data), verbose=0)
     assert ringar.allgather_object((loss, *history["val_loss"])) == [(loss, loss)] * size
     with pytest.raises(ringar.errors.MismatchError, match="same learning rate on all replicas"):
-        model.fit(mine, callbacks=[ChangeRate()], verbose=0)
+        model.fit(share, callbacks=[ChangeRate()], verbose=0)
 
 
 @pytest.mark.ranks(2, 4)
@@ -197,18 +189,18 @@ def test_evaluate_and_predict_are_undelayed(open_grid: OpenGrid, size: int, sche
     x, y = data[0]
     before = model.evaluate(x, y, batch_size=5, return_dict=True)  # names of metrics unknown yet
     model.fit(nets.dataset(data), verbose=0)
-    whole = model.whole()
-    for weights in (None, whole):
+    merged = model.whole()
+    for weights in (None, merged):
         reference = weights or nets.residual()
         if weights is None:
             reference.compile("sgd", nets.loss(), metrics=["accuracy"])
         expected = reference.evaluate(x, y, batch_size=5, return_dict=True, verbose=0)
-        its = before if weights is None else model.evaluate(x, y, batch_size=5, return_dict=True)
-        assert its == pytest.approx(expected, rel=1e-4)
+        result = before if weights is None else model.evaluate(x, y, batch_size=5, return_dict=True)
+        assert result == pytest.approx(expected, rel=1e-4)
     np.testing.assert_allclose(
-        model.predict(x, batch_size=5), whole.predict(x, verbose=0), atol=TOLERANCE
+        model.predict(x, batch_size=5), merged.predict(x, verbose=0), atol=TOLERANCE
     )
-    np.testing.assert_allclose(model(x), whole(x), atol=TOLERANCE)
+    np.testing.assert_allclose(model(x), merged(x), atol=TOLERANCE)
 
 
 @pytest.mark.ranks(2, 3)
@@ -236,11 +228,11 @@ def test_several_inputs_and_outputs(open_grid: OpenGrid, size: int) -> None:
     model = Pipelined(net(), schedule="microbatch", microbatches=2,
                       cuts=["one", "two"][: size - 1], grid=open_grid(size))  # fmt: skip
     model.compile("sgd", **settings)
-    its = model.fit(x, y, batch_size=6, epochs=2, shuffle=False, verbose=0).history
-    assert set(its) == set(history)
+    result = model.fit(x, y, batch_size=6, epochs=2, shuffle=False, verbose=0).history
+    assert set(result) == set(history)
     for name in history:
-        np.testing.assert_allclose(its[name], history[name], rtol=1e-4, err_msg=name)
-    assert_equal_modules(model, reference)
+        np.testing.assert_allclose(result[name], history[name], rtol=1e-4, err_msg=name)
+    assert_equal_modules(model, reference, TOLERANCE)
     predicted = model.predict(x)
     for name, values in reference.predict(x, verbose=0).items():
         np.testing.assert_allclose(predicted[name], values, atol=TOLERANCE)

@@ -1,4 +1,4 @@
-"""What crosses a cut in several dtypes, and models of narrow numbers."""
+"""Tensors of several dtypes across a cut, and models in low precision."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def test_tensors_of_any_dtypes_in_one_message(rank: int) -> None:
         messages.send(tensors, 1, "mixed")
         return
     specs = [tf.TensorSpec([None] * t.shape.rank, t.dtype) for t in tensors]
-    for sent, received in zip(tensors, messages.recv(specs, 0, "mixed"), strict=True):
-        assert received.dtype == sent.dtype
-        np.testing.assert_array_equal(received, sent)
+    for tensor, copy in zip(tensors, messages.recv(specs, 0, "mixed"), strict=True):
+        assert copy.dtype == tensor.dtype
+        np.testing.assert_array_equal(copy, tensor)
 
 
 def test_bfloat16_and_whole_numbers_across_a_cut(open_grid: OpenGrid) -> None:
     def net() -> keras.Model:
         keras.utils.set_random_seed(2)
         words = keras.Input((6,), dtype="int32", name="words")
-        known = keras.ops.cast(keras.ops.not_equal(words, 0), "int32")
+        mask = keras.ops.cast(keras.ops.not_equal(words, 0), "int32")
         x = layers.Embedding(9, 8, dtype="mixed_bfloat16", name="embedding")(words)
         x = layers.Dense(8, activation="tanh", dtype="mixed_bfloat16", name="inner")(x)
-        x = x * keras.ops.cast(keras.ops.expand_dims(known, -1), "bfloat16")
+        x = x * keras.ops.cast(keras.ops.expand_dims(mask, -1), "bfloat16")
         x = keras.ops.sum(keras.ops.cast(x, "float32"), axis=1)
         return keras.Model(words, layers.Dense(3, name="logits")(x))
 
@@ -54,5 +54,5 @@ def test_bfloat16_and_whole_numbers_across_a_cut(open_grid: OpenGrid) -> None:
     model = Pipelined(net(), schedule="microbatch", microbatches=2, cuts=["inner"],
                       grid=open_grid(2))  # fmt: skip
     model.compile("adam", nets.loss())
-    its = model.fit(x, y, **options).history["loss"]
-    np.testing.assert_allclose(its, expected, rtol=2e-2)
+    losses = model.fit(x, y, **options).history["loss"]
+    np.testing.assert_allclose(losses, expected, rtol=2e-2)

@@ -30,15 +30,15 @@ def test_one_forward_one_backward() -> None:
 @pytest.mark.parametrize("modules", [1, 2, 5])
 def test_no_more_parts_are_kept_than_modules_follow(modules: int, parts: int) -> None:
     for k in range(modules):
-        kept = most = 0
+        stored = maximum = 0
         actions = schedule("microbatch", k, modules, parts).step(parts)
         for action in actions:
-            kept += 1 if action is Action.FORWARD else -1
-            most = max(most, kept)
-            assert kept >= 0
-        assert kept == 0
+            stored += 1 if action is Action.FORWARD else -1
+            maximum = max(maximum, stored)
+            assert stored >= 0
+        assert stored == 0
         assert len(actions) == 2 * parts
-        assert most == min(parts, modules - k)
+        assert maximum == min(parts, modules - k)
 
 
 def test_unknown_schedules() -> None:

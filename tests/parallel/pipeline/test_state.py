@@ -1,4 +1,4 @@
-"""Saving, loading, going on, with another number of modules."""
+"""Saving, loading and resuming with another number of modules."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import ringar
 from ringar.parallel import Pipelined
 from tests import one_process
+from tests.comparison import assert_all_close
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets
 from tests.plugin import fast_if
@@ -45,8 +46,7 @@ def test_a_saved_model_goes_on_with_another_number_of_modules(
     assert int(loaded.optimizer.iterations) == 5
     other = pipelined(loaded, open_grid(2))
     other.fit(nets.dataset(data[5:]), verbose=0)  # compiled as it was
-    for mine, its in zip(other.whole().weights, reference.weights, strict=True):
-        np.testing.assert_allclose(mine, its, atol=TOLERANCE, err_msg=mine.path)
+    assert_all_close(other.whole().weights, reference.weights, atol=TOLERANCE)
 
 
 def test_weights_and_callbacks(open_grid: OpenGrid, size: int, shared_tmp_path: Path) -> None:
@@ -70,8 +70,7 @@ def test_weights_and_callbacks(open_grid: OpenGrid, size: int, shared_tmp_path: 
     fresh = pipelined(nets.residual(seed=8), model.grid)
     fresh.compile("adam", nets.loss())
     fresh.load_weights(path)
-    for mine, its in zip(fresh.whole().weights, best.weights, strict=True):
-        np.testing.assert_array_equal(mine, its)
+    assert_all_close(fresh.whole().weights, best.weights)
 
 
 def test_saving_drops_what_is_in_flight_and_leaves_it_here(
@@ -87,8 +86,7 @@ def test_saving_drops_what_is_in_flight_and_leaves_it_here(
             model.save(shared_tmp_path / "model.keras")
         model.fit(nets.dataset(data[4:]), verbose=0)
         weights.append(model.get_weights())
-    for mine, its in zip(*weights, strict=True):
-        np.testing.assert_array_equal(mine, its)
+    assert_all_close(*weights)
 
 
 def test_a_file_that_cannot_be_written_is_every_ranks_error(
@@ -130,10 +128,10 @@ def test_layers_losses_and_metrics_of_ones_own(open_grid: OpenGrid, size: int) -
     model.compile("sgd", own_loss, metrics=[OwnMetric(name="mine"), "mse", "mae"])
     data = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
     model.fit(data, data, batch_size=4, verbose=0)
-    whole = model.whole()
-    assert type(whole.get_layer("dense1")) is Own
+    merged = model.whole()
+    assert type(merged.get_layer("dense1")) is Own
     # In the order of the metrics, on all ranks.
-    expected = whole.evaluate(data, data, verbose=0)
+    expected = merged.evaluate(data, data, verbose=0)
     np.testing.assert_allclose(model.evaluate(data, data), expected, rtol=1e-4)
 
 
@@ -153,6 +151,6 @@ def test_an_optimizer_whose_state_cannot_be_told_apart_says_so(
     model.compile(WithHistory(0.01), nets.loss())
     model.fit(nets.dataset(nets.batches(2)), verbose=0)
     with pytest.warns(UserWarning, match="The state of WithHistory is not kept"):
-        whole = model.whole()
+        merged = model.whole()
     x, y = nets.batches(1)[0]
-    assert np.isfinite(whole.train_on_batch(x, y))
+    assert np.isfinite(merged.train_on_batch(x, y))

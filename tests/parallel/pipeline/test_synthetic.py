@@ -13,9 +13,11 @@ import ringar
 from ringar.parallel import Pipelined, Synthesizer
 from ringar.parallel.pipeline.synthesizers import Labels
 from tests import one_process
+from tests.comparison import assert_all_close
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets as images
 from tests.parallel.pipeline import synthetic_nets as nets
+from tests.parallel.pipeline.comparison import assert_equal_modules
 from tests.plugin import fast_if
 from tests.plugin.fixtures import restart
 
@@ -28,20 +30,20 @@ class Weights(keras.callbacks.Callback):
     """The module's weights before the first step and after each."""
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.seen = [self._now()]
+        self.snapshots = [self._now()]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.seen.append(self._now())
+        self.snapshots.append(self._now())
 
     def _now(self) -> list[np.ndarray]:
         return [np.array(weight) for weight in self.model.get_weights()]
 
     @property
-    def changed(self) -> list[bool]:
+    def changes(self) -> list[bool]:
         """Whether each step has changed a weight."""
         return [
             any((a != b).any() for a, b in zip(before, after, strict=True))
-            for before, after in zip(self.seen, self.seen[1:], strict=False)
+            for before, after in zip(self.snapshots, self.snapshots[1:], strict=False)
         ]
 
 
@@ -72,7 +74,7 @@ def pipelined(
     return model
 
 
-def _given(data: list[Any]) -> tf.data.Dataset:
+def _dataset(data: list[Any]) -> tf.data.Dataset:
     """A dataset of batches, some without rows."""
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), data[0])
     return tf.data.Dataset.from_generator(lambda: iter(data), output_signature=specs).apply(
@@ -90,16 +92,6 @@ def _set(model: Pipelined, batch: int) -> None:
         model.optimizer.learning_rate = 0.2
 
 
-def assert_same(model: Pipelined, reference: keras.Model, tolerance: float = 0.0) -> None:
-    for layer in model.network.layers:
-        if layer.weights:
-            its = reference.get_layer(layer.name).weights
-            for mine, other in zip(layer.weights, its, strict=True):
-                np.testing.assert_allclose(
-                    mine, other, rtol=tolerance, atol=tolerance, err_msg=mine.path
-                )
-
-
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_the_true_gradient_is_back_propagation_bit_for_bit(open_grid: OpenGrid, size: int) -> None:
     data = nets.batches(STEPS, rows=[8, 8, 5])
@@ -108,7 +100,7 @@ def test_the_true_gradient_is_back_propagation_bit_for_bit(open_grid: OpenGrid, 
     one_process.fit(reference, nets.dataset(data))
     model = pipelined(open_grid, size, synthesizer="true")
     model.fit(nets.dataset(data), verbose=0)
-    assert_same(model, reference)
+    assert_equal_modules(model, reference)
     assert model.in_flight == 0
 
 
@@ -128,13 +120,11 @@ def test_is_the_papers_rule(open_grid: OpenGrid, size: int, conditioned: bool, m
     )  # fmt: skip
     history = model.fit(nets.dataset(data), verbose=0).history
     model.drain()
-    assert_same(model, reference, TOLERANCE)
+    assert_equal_modules(model, reference, TOLERANCE)
     assert np.isfinite(history["loss"]).all()
     if model.synthesizer is not None:
-        for mine, its in zip(
-            model.synthesizer.get_weights(), synthesizers[model.module], strict=True
-        ):
-            np.testing.assert_allclose(mine, its, atol=TOLERANCE)
+        expected = synthesizers[model.module]
+        assert_all_close(model.synthesizer.get_weights(), expected, atol=TOLERANCE)
 
 
 @pytest.mark.ranks(2, 4)
@@ -148,20 +138,20 @@ def test_synthesizers_begin_with_zero(open_grid: OpenGrid, size: int) -> None:
     model = pipelined(open_grid, size, ahead=1, conditioned=True)
     second = keras.layers.Dense(1).name
     assert int(second.split("_")[1]) == int(first.split("_")[1]) + 1
-    seen = Weights()
+    callback = Weights()
     weights = {layer.name: np.array(layer.kernel) for layer in model.network.layers[1:]}
     data = nets.batches(STEPS, rows=[8, 8, 0, 8])
-    model.fit(nets.dataset(data), callbacks=[seen], verbose=0)
+    model.fit(nets.dataset(data), callbacks=[callback], verbose=0)
     synthesizer = [] if model.synthesizer is None else model.synthesizer.get_weights()
     assert all(np.isfinite(weight).all() for weight in synthesizer)
     if model.module == 0:  # its penalty has a gradient of its own, which is not synthetic
-        kernel, bias = seen.seen[1]
+        kernel, bias = callback.snapshots[1]
         np.testing.assert_allclose(kernel, weights["dense0"] * (1 - 0.1 * 2 * 0.01), rtol=1e-5)
         assert (bias == 0).all()
-        assert (seen.seen[-1][1] != 0).any()
+        assert (callback.snapshots[-1][1] != 0).any()
     else:
-        assert seen.changed[0] == (model.module == size - 1)
-        assert seen.changed[-1]
+        assert callback.changes[0] == (model.module == size - 1)
+        assert callback.changes[-1]
 
 
 @pytest.mark.ranks(2)
@@ -179,11 +169,11 @@ def test_batches_without_rows_do_not_count_in_the_loss(open_grid: OpenGrid, outp
     )
     random = np.random.default_rng(0)
     rows = [random.normal(size=(n, 3)).astype("float32") for n in (0, 4, 0, 4)]
-    data = [(one[:, :2], (one[:, 2:],) * outputs) for one in rows]
+    data = [(batch[:, :2], (batch[:, 2:],) * outputs) for batch in rows]
     expected = model.evaluate(*_joined(data), return_dict=True)
     for logs in (
-        model.fit(_given(data), verbose=0).history,
-        model.evaluate(_given(data), return_dict=True),
+        model.fit(_dataset(data), verbose=0).history,
+        model.evaluate(_dataset(data), return_dict=True),
     ):
         assert {name: pytest.approx(np.squeeze(value)) for name, value in logs.items()} == expected
 
@@ -193,12 +183,12 @@ def test_sparse_updates(open_grid: OpenGrid) -> None:
     """Modules update in some steps only, each in others; all take every batch forward."""
     steps = 40
     model = pipelined(open_grid, 2, update_probability=0.5)
-    seen = Weights()
-    history = model.fit(nets.dataset(nets.batches(steps)), callbacks=[seen], verbose=0).history
-    every = ringar.allgather_object(seen.changed)
-    assert all(8 <= sum(one) <= 32 for one in every), every
-    assert every[0] != every[1]
-    assert int(model.optimizer.iterations) == sum(seen.changed)
+    callback = Weights()
+    history = model.fit(nets.dataset(nets.batches(steps)), callbacks=[callback], verbose=0).history
+    changes_of_ranks = ringar.allgather_object(callback.changes)
+    assert all(8 <= sum(changes) <= 32 for changes in changes_of_ranks), changes_of_ranks
+    assert changes_of_ranks[0] != changes_of_ranks[1]
+    assert int(model.optimizer.iterations) == sum(callback.changes)
     model.drain()
     assert model.in_flight == 0
     assert history["accuracy"][0] > 0.34
@@ -221,9 +211,9 @@ def test_synthetic_inputs(open_grid: OpenGrid, size: int, ahead: int) -> None:
     model.drain()
     after = model.evaluate(x, y, return_dict=True)
     assert after["loss"] < before["loss"] - 0.05, (before, after)
-    whole = model.whole()
+    merged = model.whole()
     if model.module > 0:
-        true = keras.Model(whole.inputs, whole.layers[model.module - 1].output)(x)
+        true = keras.Model(merged.inputs, merged.layers[model.module - 1].output)(x)
         assert model.input_synthesizer is not None
         (predicted,) = keras.tree.flatten(model.input_synthesizer([x]))
         error = np.mean((predicted - true) ** 2) / np.var(true)
@@ -252,14 +242,13 @@ def test_a_run_is_replayed_in_one_process(
     assert [len(log.activations) for log in logs] == [0] + [2 * STEPS] * (size - 1)
     assert [len(log.gradients) for log in logs] == [2 * STEPS] * (size - 1) + [0]
     weights = one_process.compute(lambda: model.replay(logs, data * 2).get_weights())
-    whole = model.whole().get_weights()
-    for mine, its in zip(weights, whole, strict=True):
-        np.testing.assert_array_equal(mine, its)
-    first = next(one for _, one in logs[0].gradients if one.tensors is not None)
+    weights_of_run = model.whole().get_weights()
+    assert_all_close(weights, weights_of_run)
+    first = next(message for _, message in logs[0].gradients if message.tensors is not None)
     assert first.tensors is not None
     first.tensors[0][:] += 1.0  # another message: other weights
-    others = one_process.compute(lambda: model.replay(logs, data * 2).get_weights())
-    assert any((a != b).any() for a, b in zip(others, whole, strict=True))
+    variant = one_process.compute(lambda: model.replay(logs, data * 2).get_weights())
+    assert any((a != b).any() for a, b in zip(variant, weights_of_run, strict=True))
 
 
 @pytest.mark.ranks(2)
@@ -279,8 +268,7 @@ def test_a_replay_has_the_learning_rates_of_the_run(open_grid: OpenGrid) -> None
     for log in logs:
         np.testing.assert_allclose(log.rates, rates, rtol=1e-6)
     weights = one_process.compute(lambda: model.replay(logs, data * 2).get_weights())
-    for mine, its in zip(weights, model.whole().get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, its)
+    assert_all_close(weights, model.whole().get_weights())
 
 
 @pytest.mark.ranks(2)
@@ -288,19 +276,18 @@ def test_a_replay_leaves_the_synthesizers_of_the_run_as_they_are(
     open_grid: OpenGrid, rank: int, size: int
 ) -> None:
     hidden = tf.TensorSpec([None, nets.UNITS], tf.float32)
-    own = Wrapped(nets.synthesizer([hidden], [hidden]))
-    untrained = own.get_weights()
+    net = Wrapped(nets.synthesizer([hidden], [hidden]))
+    untrained = net.get_weights()
     data = nets.batches(STEPS)
-    model = pipelined(open_grid, size, synthesizer=own)
+    model = pipelined(open_grid, size, synthesizer=net)
     model.record_messages()
     model.fit(nets.dataset(data), verbose=0)
     logs = model.record_messages(on=False)
     model.fit(nets.dataset(data), verbose=0)
-    before = own.get_weights()
+    before = net.get_weights()
     assert any((a != b).any() for a, b in zip(before, untrained, strict=True)) == (rank == 0)
     one_process.compute(lambda: model.replay(logs, data))
-    for mine, its in zip(own.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(mine, its)
+    assert_all_close(net.get_weights(), before)
 
 
 @pytest.mark.ranks(4)
@@ -311,9 +298,8 @@ def test_replicas(open_grid: OpenGrid, rank: int) -> None:
                       update_probability=0.7)  # fmt: skip
     model.compile(nets.sgd(), nets.loss(), run_eagerly=True)
     model.fit(nets.dataset(nets.batches(STEPS, seed=grid.group)), epochs=2, verbose=0)
-    every = ringar.allgather_object(model.get_weights())
-    for mine, its in zip(every[rank], every[grid.part], strict=True):
-        np.testing.assert_array_equal(mine, its)
+    weights_of_ranks = ringar.allgather_object(model.get_weights())
+    assert_all_close(weights_of_ranks[rank], weights_of_ranks[grid.part])
 
 
 @pytest.mark.ranks(2, 4)
@@ -326,9 +312,9 @@ def test_maps_cross_the_cuts(open_grid: OpenGrid, size: int) -> None:
     data = images.batches(4)
     losses = model.fit(images.dataset(data), epochs=2, verbose=0).history["loss"]
     assert losses[1] < losses[0]
-    whole = model.whole()
+    merged = model.whole()
     np.testing.assert_allclose(
-        model.predict(data[0][0]), whole.predict(data[0][0], verbose=0), atol=TOLERANCE
+        model.predict(data[0][0]), merged.predict(data[0][0], verbose=0), atol=TOLERANCE
     )
     assert (model.synthesizer is None) == (model.module == size - 1)
 
@@ -337,9 +323,9 @@ def test_maps_cross_the_cuts(open_grid: OpenGrid, size: int) -> None:
 def test_other_dtypes_and_a_restart(open_grid: OpenGrid) -> None:
     """Whole numbers and bfloat16 cross the cut; after a restart the mailboxes are opened anew."""
     words = keras.Input((6,), dtype="int32")
-    known = keras.ops.cast(keras.ops.not_equal(words, 0), "int32")
+    mask = keras.ops.cast(keras.ops.not_equal(words, 0), "int32")
     x = keras.layers.Embedding(9, 8, dtype="mixed_bfloat16", name="inner")(words)
-    x = x * keras.ops.cast(keras.ops.expand_dims(known, -1), "bfloat16")
+    x = x * keras.ops.cast(keras.ops.expand_dims(mask, -1), "bfloat16")
     x = keras.ops.sum(keras.ops.cast(x, "float32"), axis=1)
     net = keras.Model(words, keras.layers.Dense(3, name="logits")(x))
     random = np.random.default_rng(0)
@@ -372,11 +358,11 @@ def test_default_synthesizers() -> None:
     ):
         tensors = [tf.cast(1 + 9 * tf.random.uniform([2, *s.shape[1:]]), s.dtype) for s in inputs]
         model = Synthesizer(units=8, filters=4)(inputs, outputs)
-        found = keras.tree.flatten(model(tensors, training=True))
-        assert [tuple(t.shape) for t in found] == [(2, *s.shape[1:]) for s in outputs]
-        assert all(float(tf.reduce_max(abs(t))) == 0 for t in found)
-        others = keras.tree.flatten(Synthesizer(0).for_inputs(inputs, outputs)(tensors))
-        assert all(float(tf.reduce_max(abs(t))) > 0 for t in others)
+        zeros = keras.tree.flatten(model(tensors, training=True))
+        assert [tuple(t.shape) for t in zeros] == [(2, *s.shape[1:]) for s in outputs]
+        assert all(float(tf.reduce_max(abs(t))) == 0 for t in zeros)
+        numbers = keras.tree.flatten(Synthesizer(0).for_inputs(inputs, outputs)(tensors))
+        assert all(float(tf.reduce_max(abs(t))) > 0 for t in numbers)
     kinds = [type(layer).__name__ for layer in Synthesizer()([maps], [maps]).layers]
     assert kinds.count("Conv2D") == 2
     assert kinds.count("BatchNormalization") == 1
@@ -388,6 +374,6 @@ def test_labels_of_several_outputs() -> None:
     x = keras.Input((2,))
     net = keras.Model(x, [keras.layers.Dense(2, name=name)(x) for name in ("b", "a")])
     y = {"a": np.array([1]), "b": np.array([[0.25, 0.75]])}
-    seen = Labels(net)(y)
-    np.testing.assert_array_equal(seen[0], y["b"])
-    np.testing.assert_array_equal(seen[1], [[0, 1]])
+    labels = Labels(net)(y)
+    np.testing.assert_array_equal(labels[0], y["b"])
+    np.testing.assert_array_equal(labels[1], [[0, 1]])

@@ -1,4 +1,4 @@
-"""What a decoupled model refuses, on every rank."""
+"""Errors of decoupled models, raised on every rank."""
 
 from __future__ import annotations
 
@@ -118,13 +118,13 @@ def test_models_that_differ(open_grid: OpenGrid, rank: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_tensors_without_a_row_of_known_size_per_example(open_grid: OpenGrid) -> None:
-    unknown, steps = keras.Input((None, 2)), keras.Input((4, 2))
+    series, steps = keras.Input((None, 2)), keras.Input((4, 2))
     grid, rows = open_grid(2), keras.ops.reshape(steps, (-1, 2))
-    for given, last, shape in (
-        (unknown, layers.Conv1D(3, 1, name="cut")(unknown), r"\(64, None, 3\)"),
+    for inputs, last, shape in (
+        (series, layers.Conv1D(3, 1, name="cut")(series), r"\(64, None, 3\)"),
         (steps, layers.Dense(3, name="cut")(rows), r"\(256, 3\)"),
     ):
-        net = keras.Model(given, layers.Dense(1, name="out")(last))
+        net = keras.Model(inputs, layers.Dense(1, name="out")(last))
         with pytest.raises(ValueError, match=f"output of layer cut, of shape {shape} for 64"):
             Pipelined(net, schedule="synthetic", synthesizer="true", cuts=["cut"], grid=grid)
 

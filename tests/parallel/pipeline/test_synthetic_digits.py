@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import ringar
+from benchmarks.synthetic.worker import CUTS, net
 from ringar.parallel import Grid, Pipelined
 from tests.parallel.conftest import OpenGrid
-from tests.parallel.pipeline.test_digits import CUTS, accuracy, net
+from tests.parallel.pipeline.test_digits import accuracy
 
 pytestmark = [
     pytest.mark.usefixtures("initialized"),
@@ -36,10 +37,12 @@ def trained(grid: Grid, seed: int, options: dict[str, Any]) -> float:
 
 def test_accuracy(open_grid: OpenGrid, size: int) -> None:
     grid = open_grid(size)
-    found = {way: [trained(grid, seed, options) for seed in SEEDS] for way, options in WAYS.items()}
+    accuracies = {
+        way: [trained(grid, seed, options) for seed in SEEDS] for way, options in WAYS.items()
+    }
     if ringar.rank() == 0:
-        print(found)
-    mean = {way: np.mean(values) for way, values in found.items()}
+        print(accuracies)
+    mean = {way: np.mean(values) for way, values in accuracies.items()}
     assert mean["true"] > 97
-    assert mean["conditioned"] >= mean["true"] - POINTS, found
-    assert mean["cut off"] <= mean["true"] - 3 * POINTS, found
+    assert mean["conditioned"] >= mean["true"] - POINTS, accuracies
+    assert mean["cut off"] <= mean["true"] - 3 * POINTS, accuracies

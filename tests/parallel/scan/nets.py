@@ -88,17 +88,17 @@ def data(name: str, rows: int = ROWS, seed: int = 3) -> tuple[np.ndarray, np.nda
     return x, y / y.sum(axis=1, keepdims=True)
 
 
-class Keeping(keras.optimizers.SGD):
-    """Keeps the gradients that it is given."""
+class Recorder(keras.optimizers.SGD):
+    """Records the gradients that it is given."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        self.kept = [tf.convert_to_tensor(gradient).numpy() for gradient in grads]
+        self.gradients = [tf.convert_to_tensor(gradient).numpy() for gradient in grads]
         return super().apply(grads, trainable_variables)
 
 
 def gradients(model: Any, x: np.ndarray, y: np.ndarray, **options: Any) -> list[np.ndarray]:
-    """Those of one training step."""
-    model.compile(Keeping(0.0), "mse", run_eagerly=True)
+    """Return the gradients of one training step."""
+    model.compile(Recorder(0.0), "mse", run_eagerly=True)
     model.fit(x, y, batch_size=len(x), verbose=0, **options)
-    kept: list[np.ndarray] = model.optimizer.kept
-    return kept
+    recorded: list[np.ndarray] = model.optimizer.gradients
+    return recorded

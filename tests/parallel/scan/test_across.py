@@ -1,4 +1,4 @@
-"""A chain of matrices that is cut over ranks gives what the whole one gives on one rank."""
+"""A chain of matrices that is cut over ranks gives the results of the chain on one rank."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Cut:
     factors: Any  # of the losses: for each rank's vectors
 
     @property
-    def whole(self) -> list[Any]:
+    def chain(self) -> list[Any]:
         return [self.matrices, self.vector, *([] if self.addends is None else [self.addends])]
 
     @property
-    def own(self) -> list[Any]:
-        matrices, vector, *addends = self.whole
+    def share(self) -> list[Any]:
+        matrices, vector, *addends = self.chain
         steps = self.steps_of(self.rank)
-        return [matrices[steps], vector, *(each[steps] for each in addends)]
+        return [matrices[steps], vector, *(addend[steps] for addend in addends)]
 
     @property
     def has_vector(self) -> bool:
@@ -75,39 +75,42 @@ def make(
 def expected(cut: Cut) -> tuple[Any, list[Any]]:
     """The vectors of the whole chain, and the gradients of the sum of all ranks' losses."""
     with tf.GradientTape() as tape:
-        tape.watch(cut.whole)
-        vectors = scan(*(given := cut.whole), adjoint=cut.adjoint)
+        tape.watch(cut.chain)
+        vectors = scan(*(chain := cut.chain), adjoint=cut.adjoint)
         losses = [cut.loss(cut.vectors_of(vectors, q), q) for q in range(len(cut.lengths))]
         loss = tf.add_n(losses)
-    return vectors, tape.gradient(loss, given, unconnected_gradients="zero")
+    return vectors, tape.gradient(loss, chain, unconnected_gradients="zero")
 
 
-def found(cut: Cut, *, graph: bool, **options: Any) -> tuple[Any, list[Any]]:
-    def run(*given: Any) -> tuple[Any, list[Any]]:
+def result(cut: Cut, *, graph: bool, **options: Any) -> tuple[Any, list[Any]]:
+    def run(*chain: Any) -> tuple[Any, list[Any]]:
         with tf.GradientTape() as tape:
-            tape.watch(given)
-            vectors = scan_across(*given, adjoint=cut.adjoint, **options)
+            tape.watch(chain)
+            vectors = scan_across(*chain, adjoint=cut.adjoint, **options)
             loss = cut.loss(vectors, cut.rank)
-        return vectors, tape.gradient(loss, given)
+        return vectors, tape.gradient(loss, chain)
 
     function: Any = tf.function(run) if graph else run
-    vectors, gradients = function(*cut.own)
+    vectors, gradients = function(*cut.share)
     return vectors, gradients
 
 
 def check(cut: Cut, *, graph: bool, tolerance: float = 1e-9, **options: Any) -> None:
-    vectors, gradients = found(cut, graph=graph, **options)
+    vectors, gradients = result(cut, graph=graph, **options)
     all_vectors, all_gradients = expected(cut)
     steps = cut.steps_of(cut.rank)
-    own = [
+    expected_gradients = [
         all_gradients[0][steps], all_gradients[1] * float(cut.has_vector),
         *(gradient[steps] for gradient in all_gradients[2:]),
     ]  # fmt: skip
-    pairs = [(vectors, cut.vectors_of(all_vectors, cut.rank)), *zip(gradients, own, strict=True)]
-    for one, other in pairs:
-        assert one.shape == other.shape
-        scale = max(float(np.abs(other).max(initial=0)), 1)
-        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * scale)
+    pairs = [
+        (vectors, cut.vectors_of(all_vectors, cut.rank)),
+        *zip(gradients, expected_gradients, strict=True),
+    ]
+    for value, expected_value in pairs:
+        assert value.shape == expected_value.shape
+        scale = max(float(np.abs(expected_value).max(initial=0)), 1)
+        np.testing.assert_allclose(value, expected_value, rtol=0, atol=tolerance * scale)
 
 
 #: Of as many ranks as there are.
@@ -142,14 +145,14 @@ def test_sizes_and_levels(shape: tuple[int, int], rank: int, size: int) -> None:
 
 def test_float32(rank: int, size: int) -> None:
     cut = make([5, 2, 3, 4][:size], rank, adjoint=False, add=True, dtype=tf.float32)
-    vectors, gradients = found(cut, graph=True)
+    vectors, gradients = result(cut, graph=True)
     assert {t.dtype for t in (vectors, *gradients)} == {tf.float32}
     check(cut, graph=True, tolerance=1e-5)
 
 
 def test_other_ranks_need_no_vector(rank: int, size: int) -> None:
     cut = make([3, 3, 3, 3][:size], rank, adjoint=True, add=False)
-    vectors = scan_across(cut.own[0], cut.vector if cut.has_vector else None, adjoint=True)
+    vectors = scan_across(cut.share[0], cut.vector if cut.has_vector else None, adjoint=True)
     np.testing.assert_allclose(vectors, cut.vectors_of(expected(cut)[0], rank), atol=1e-12)
 
 
@@ -177,8 +180,8 @@ def test_arguments() -> None:
         scan_across(matrices, tf.zeros([4]))
     with pytest.raises(ValueError, match=r"`addends` must have the shape \(3, 2, 4\).*Received: "):
         scan_across(matrices, vector, tf.zeros([2, 2, 4]))
-    wrong: tuple[Any, ...] = (-1, 1.5, True)
-    for levels in wrong:
+    values: tuple[Any, ...] = (-1, 1.5, True)
+    for levels in values:
         with pytest.raises(ValueError, match="`levels` must be None or an integer, 0 or more"):
             scan_across(matrices, vector, levels=levels)
     with pytest.raises(ValueError, match="threads"):

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from ringar.parallel import scan as package
+from tests.comparison import assert_all_close
 
 pytestmark = [pytest.mark.ranks(1)]
 
@@ -56,16 +57,16 @@ def serial(
     return np.stack(vectors[::-1] if adjoint else vectors)
 
 
-def assert_close(found: Any, expected: np.ndarray, tolerance: float) -> None:
+def assert_close(vectors: Any, expected: np.ndarray, tolerance: float) -> None:
     """Equal relative to the length of each vector, or of what went into it if that cancels."""
     norms = np.linalg.norm(expected, axis=-1)
-    errors = np.linalg.norm(np.asarray(found, np.float64) - expected, axis=-1)
+    errors = np.linalg.norm(np.asarray(vectors, np.float64) - expected, axis=-1)
     assert np.all(errors <= tolerance * np.maximum(norms, 0.3 * norms.max(initial=0.0)))
 
 
 def levels_of(length: int) -> list[int | None]:
-    whole = int(np.ceil(np.log2(length + 1)))
-    return [None, *range(whole + 2), whole + 9]
+    most = int(np.ceil(np.log2(length + 1)))
+    return [None, *range(most + 2), most + 9]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -77,9 +78,9 @@ def test_scan_is_the_serial_product(shape: tuple[int, int, int], dtype: str) -> 
             expected = serial(*chain, adjoint=adjoint)
             for levels in levels_of(shape[0]):
                 for threads in (1, 2):
-                    found = package.scan(*chain, adjoint=adjoint, levels=levels, threads=threads)
-                    assert found.dtype == dtype
-                    assert_close(found, expected, TOLERANCE[dtype])
+                    vectors = package.scan(*chain, adjoint=adjoint, levels=levels, threads=threads)
+                    assert vectors.dtype == dtype
+                    assert_close(vectors, expected, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -87,15 +88,15 @@ def test_scan_runs_in_functions(way: str) -> None:
     chain = random_chain(21, 6, 3, adds=True)
     for adjoint in (False, True):
         run = WAYS[way](lambda *c, adjoint=adjoint: package.scan(*c, adjoint=adjoint, levels=2))
-        found = run(*map(tf.constant, chain))
-        assert_close(found, serial(*chain, adjoint=adjoint), 1e-12)
+        vectors = run(*map(tf.constant, chain))
+        assert_close(vectors, serial(*chain, adjoint=adjoint), 1e-12)
 
 
 def test_shapes_may_be_unknown_in_a_graph() -> None:
     chain = random_chain(9, 4, 2)
     spec = [tf.TensorSpec([None] * 4, tf.float64), tf.TensorSpec([None] * 2, tf.float64)]
-    found = tf.function(package.scan, input_signature=spec)(*chain)
-    assert_close(found, serial(*chain), 1e-12)
+    vectors = tf.function(package.scan, input_signature=spec)(*chain)
+    assert_close(vectors, serial(*chain), 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +142,7 @@ def test_gradients_are_those_of_the_serial_product(adjoint: bool, way: str) -> N
     expected = gradients(loop)
     for levels in (0, 2, 4):
         run = WAYS[way](lambda *c, levels=levels: package.scan(*c, adjoint=adjoint, levels=levels))
-        for found, gradient in zip(gradients(run), expected, strict=True):
-            np.testing.assert_allclose(found, gradient, rtol=1e-9, atol=1e-9)
+        assert_all_close(gradients(run), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("adjoint", [False, True])
@@ -157,41 +157,40 @@ def test_gradients_have_gradients(adjoint: bool, adds: bool) -> None:
         return tf.concat([tf.reshape(d, [-1]) for d in tape.gradient(loss, chain)], axis=0)
 
     numeric, analytic = tf.test.compute_gradient(all_gradients, chain, delta=1e-4)
-    for one, other in zip(numeric, analytic, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    assert_all_close(numeric, analytic, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_stays_where_it_belongs(bad: float) -> None:
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_where_it_belongs(number: float) -> None:
     for adjoint in (False, True):
         for levels in (0, 1, 3, 9):
             matrices, vector = random_chain(40, 5, 3, "float32")
             clean = package.scan(matrices, vector, adjoint=adjoint, levels=levels)
-            matrices[17, 1, 2, 3] = bad
-            found = package.scan(matrices, vector, adjoint=adjoint, levels=levels).numpy()
-            spoiled = np.zeros(found.shape, bool)
+            matrices[17, 1, 2, 3] = number
+            vectors = package.scan(matrices, vector, adjoint=adjoint, levels=levels).numpy()
+            spoiled = np.zeros(vectors.shape, bool)
             with np.errstate(invalid="ignore"):
                 spoiled[~np.isfinite(serial(matrices, vector, adjoint=adjoint))] = True
             assert spoiled.any()
-            np.testing.assert_array_equal(~np.isfinite(found), spoiled)
-            np.testing.assert_array_equal(found[~spoiled], clean.numpy()[~spoiled])
+            np.testing.assert_array_equal(~np.isfinite(vectors), spoiled)
+            np.testing.assert_array_equal(vectors[~spoiled], clean.numpy()[~spoiled])
 
 
 @pytest.mark.parametrize("radius", [0.0, 0.97, 1.02])
 def test_spectral_radius_may_be_any(radius: float) -> None:
     matrices, vector = random_chain(1500, 4, 2)
     for levels in (0, 5, None, 20):
-        found = package.scan(radius * matrices, vector, levels=levels)
+        vectors = package.scan(radius * matrices, vector, levels=levels)
         expected = serial(radius * matrices, vector)
-        errors = np.linalg.norm(found - expected, axis=-1)
+        errors = np.linalg.norm(vectors - expected, axis=-1)
         assert np.all(errors <= 1e-11 * np.linalg.norm(expected, axis=-1))
 
 
 def test_an_empty_chain_returns_its_vector() -> None:
     vector = np.ones((2, 3), np.float32)
     for levels in (None, 0, 4):
-        found = package.scan(np.zeros((0, 2, 3, 3), np.float32), vector, levels=levels)
-        np.testing.assert_array_equal(found, vector[None])
+        vectors = package.scan(np.zeros((0, 2, 3, 3), np.float32), vector, levels=levels)
+        np.testing.assert_array_equal(vectors, vector[None])
     assert package.scan(np.zeros((4, 0, 3, 3), np.float32), np.zeros((0, 3), np.float32)).shape == (
         5, 0, 3,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Ranks that go backward through one net together train it as one process does."""
+"""Ranks that share the backward pass of one net train it as one process does."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ringar.parallel.scan import depth, elements
 from ringar.parallel.scan.route import Route
 from ringar.parallel.scan.sequential import Sequential
 from ringar.parallel.scan.stages import Chain
+from tests.comparison import assert_all_close, assert_same_everywhere
 from tests.parallel.scan import nets
 from tests.plugin import run_job
 
@@ -43,12 +44,10 @@ def together(make: Callable[..., Any], **options: Any) -> Any:
     return make(process_set=ringar.global_process_set, **options)
 
 
-def assert_same(found: Result, expected: Result, exchange: Exchange, tolerance: float) -> None:
-    np.testing.assert_allclose(found[0], expected[0], rtol=tolerance)
-    for one, other in zip(found[1], expected[1], strict=True):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
-    everyone = exchange([weight.tobytes() for weight in found[1]])
-    assert all(weights == everyone[0] for weights in everyone)
+def assert_same(result: Result, expected: Result, exchange: Exchange, tolerance: float) -> None:
+    np.testing.assert_allclose(result[0], expected[0], rtol=tolerance)
+    assert_all_close(result[1], expected[1], rtol=tolerance, atol=tolerance)
+    assert_same_everywhere([weight.tobytes() for weight in result[1]], exchange)
 
 
 @functools.cache
@@ -60,8 +59,8 @@ def reference(name: str) -> Result:
 @pytest.mark.parametrize("levels", [0, 1, None])
 def test_training(name: str, levels: int | None, exchange: Exchange) -> None:
     model = together(functools.partial(nets.build, name), levels=levels)
-    found = train(model, *nets.data(name, rows=10), run_eagerly=True)
-    assert_same(found, reference(name), exchange, 1e-5)
+    result = train(model, *nets.data(name, rows=10), run_eagerly=True)
+    assert_same(result, reference(name), exchange, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +71,10 @@ def test_functions(
     name: str, levels: int | None, options: dict[str, Any], exchange: Exchange
 ) -> None:
     model = together(functools.partial(nets.build, name), levels=levels)
-    found = train(model, *nets.data(name, rows=10), **options)
+    result = train(model, *nets.data(name, rows=10), **options)
     # Of several steps in one Keras reports another mean of the losses.
-    losses = found[0] if options else reference(name)[0]
-    assert_same(found, (losses, reference(name)[1]), exchange, 1e-5)
+    losses = result[0] if options else reference(name)[0]
+    assert_same(result, (losses, reference(name)[1]), exchange, 1e-5)
 
 
 @pytest.mark.parametrize("levels", [0, 1, None])
@@ -161,8 +160,8 @@ def test_distributed_optimizers(exchange: Exchange) -> None:
     model = together(functools.partial(nets.build, "deep"), levels=0)
     sgd = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
     data = nets.data("deep", rows=10)
-    found = train(model, *data, optimizer=ringar.DistributedOptimizer(sgd()), run_eagerly=True)
-    assert_same(found, reference("deep"), exchange, 1e-5)
+    result = train(model, *data, optimizer=ringar.DistributedOptimizer(sgd()), run_eagerly=True)
+    assert_same(result, reference("deep"), exchange, 1e-5)
     distributed = ringar.DistributedOptimizer(sgd(), op=ringar.Sum)
     with pytest.raises(ValueError, match=r"must average gradients.*Received: one with op=.*Use it"):
         train(model, *data, optimizer=distributed, run_eagerly=True)
@@ -175,12 +174,12 @@ def test_two_sets_with_examples_of_their_own(rank: int, exchange: Exchange) -> N
     x, y = nets.data("deep", rows=8)
     model = nets.build("deep", levels=0, process_set=sets[rank // 2])
     part = slice(4 * (rank // 2), 4 * (rank // 2) + 4)
-    for one, its in ((model, part), (nets.build("deep", levels=0), slice(0, 8))):
+    for net, rows in ((model, part), (nets.build("deep", levels=0), slice(0, 8))):
         sgd = keras.optimizers.SGD(0.1)
-        one.compile(sgd if one is not model else ringar.DistributedOptimizer(sgd), "mse")
-        one.fit(x[its], y[its], batch_size=8, epochs=3, shuffle=False, verbose=0)
-    found = model.get_weights()
-    assert_same(([], found), ([], one.get_weights()), exchange, 1e-5)
+        net.compile(sgd if net is not model else ringar.DistributedOptimizer(sgd), "mse")
+        net.fit(x[rows], y[rows], batch_size=8, epochs=3, shuffle=False, verbose=0)
+    weights = model.get_weights()
+    assert_same(([], weights), ([], net.get_weights()), exchange, 1e-5)
     for process_set in sets:
         ringar.remove_process_set(process_set)
 
@@ -193,9 +192,8 @@ def test_saving(tmp_path: Path) -> None:
     assert (loaded.process_set, loaded.levels) == (None, 1)
     loaded.process_set = ringar.global_process_set
     data = nets.data("dense", rows=10)
-    weights = [train(each, *data, run_eagerly=True)[1] for each in (loaded, model)]
-    for one, other in zip(*weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+    weights = [train(net, *data, run_eagerly=True)[1] for net in (loaded, model)]
+    assert_all_close(*weights)
 
 
 # What is refused --------------------------------------------------------------------------------
@@ -207,9 +205,9 @@ def test_ranks_that_differ(rank: int, exchange: Exchange) -> None:
     x, y = nets.data("dense", rows=10)
     model = together(functools.partial(nets.build, "dense"), levels=0)
     examples = r"the same examples, .*\(rank 1\).*Shuffle with a seed"
-    for given in (x + rank, x[: 4 - rank]):
+    for inputs in (x + rank, x[: 4 - rank]):
         with pytest.raises(ValueError, match=examples):
-            train(model, given, y[: len(given)], run_eagerly=True)
+            train(model, inputs, y[: len(inputs)], run_eagerly=True)
     model.set_weights([weight + (rank == 1) for weight in model.get_weights()])
     with pytest.raises(ValueError, match=r"the same layers or weights, since .*broadcast_variab"):
         train(model, x, y, run_eagerly=True)
@@ -231,8 +229,8 @@ def test_dropout_that_differs(rank: int) -> None:
 
 
 def test_arguments(rank: int, size: int) -> None:
-    wrong: tuple[Any, ...] = (2, [0, 1], "all")
-    for process_set in wrong:
+    values: tuple[Any, ...] = (2, [0, 1], "all")
+    for process_set in values:
         with pytest.raises(TypeError, match=r"`process_set` must be a ringar.ProcessSet.*Received"):
             nets.build("dense", process_set=process_set)
     model = nets.build("dense", process_set=ringar.ProcessSet([(rank + 1) % size]))

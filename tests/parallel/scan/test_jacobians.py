@@ -78,11 +78,11 @@ def of_stage(layer: Any, inputs: np.ndarray) -> tuple[np.ndarray, Any]:
     assert isinstance(matrix, scipy_sparse().csr_array)
     assert matrix.has_sorted_indices
     assert matrix.copy().sorted_indices().has_canonical_format
-    whole = (matrix if element.per_example else repeat(matrix, len(inputs))).toarray()
-    blocks = whole.reshape(len(inputs), stage.shape[0], len(inputs), stage.shape[1])
-    ours = np.stack([blocks[i, :, i] for i in range(len(inputs))])
-    assert np.count_nonzero(whole) == np.count_nonzero(ours), "not block-diagonal"
-    return ours, stage
+    jacobian = (matrix if element.per_example else repeat(matrix, len(inputs))).toarray()
+    blocks = jacobian.reshape(len(inputs), stage.shape[0], len(inputs), stage.shape[1])
+    diagonal = np.stack([blocks[i, :, i] for i in range(len(inputs))])
+    assert np.count_nonzero(jacobian) == np.count_nonzero(diagonal), "not block-diagonal"
+    return diagonal, stage
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,15 @@ def test_layers(case: str, dtype: str) -> None:
     make, shape = CASES[case]
     layer = built(make, shape, dtype=dtype)
     inputs = np.random.default_rng(1).normal(size=(3, *shape)).astype(dtype)
-    ours, stage = of_stage(layer, inputs)
-    assert ours.dtype == dtype
-    its = of_tensorflow(layer, inputs)
-    np.testing.assert_allclose(ours, its, rtol=0, atol=1e-6 if dtype == "float32" else 1e-14)
+    jacobian, stage = of_stage(layer, inputs)
+    assert jacobian.dtype == dtype
+    expected = of_tensorflow(layer, inputs)
+    np.testing.assert_allclose(
+        jacobian, expected, rtol=0, atol=1e-6 if dtype == "float32" else 1e-14
+    )
     # Weights are not zero, and every number is the largest of its window for some input.
     if stage.kind in ("convolution", "dense", "identity"):
-        assert stage.entries == np.count_nonzero(its[0])
+        assert stage.entries == np.count_nonzero(expected[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -112,9 +114,11 @@ def test_activations(name: str, dtype: str) -> None:
     layer = layers.ReLU(dtype=dtype) if " " in name else layers.Activation(name, dtype=dtype)
     inputs = np.random.default_rng(1).normal(size=(3, 4, 2)).astype(dtype)
     inputs[0, 0] = 0
-    ours, stage = of_stage(layer, inputs)
-    its = of_tensorflow(layer, inputs)
-    np.testing.assert_allclose(ours, its, rtol=0, atol=1e-6 if dtype == "float32" else 1e-14)
+    jacobian, stage = of_stage(layer, inputs)
+    expected = of_tensorflow(layer, inputs)
+    np.testing.assert_allclose(
+        jacobian, expected, rtol=0, atol=1e-6 if dtype == "float32" else 1e-14
+    )
     assert stage.entries == 8
 
 
@@ -166,24 +170,29 @@ def test_zero_weights_are_left_out() -> None:
     assert pattern.transposed(np.ones_like(kernel)).nnz == full.nnz
     matrix = kernel.reshape(18, 4)
     for copies in (1, 3):
-        left, kept = (jacobians.dense(matrix, copies, prune=prune) for prune in (True, False))
-        assert (left.nnz, kept.nnz) == (copies * np.count_nonzero(matrix), copies * matrix.size)
-        np.testing.assert_array_equal(left.toarray(), kept.toarray())
-        assert jacobians.dense(matrix, copies).nnz == left.nnz
+        pruned_matrix, full_matrix = (
+            jacobians.dense(matrix, copies, prune=prune) for prune in (True, False)
+        )
+        assert (pruned_matrix.nnz, full_matrix.nnz) == (
+            copies * np.count_nonzero(matrix),
+            copies * matrix.size,
+        )
+        np.testing.assert_array_equal(pruned_matrix.toarray(), full_matrix.toarray())
+        assert jacobians.dense(matrix, copies).nnz == pruned_matrix.nnz
 
 
 def test_places_are_found_once() -> None:
     pattern = jacobians.Convolution((5, 6, 2), (3, 3, 2, 4))
     calls = []
     find = pattern._places
-    pattern._places = lambda mask: calls.append(1) or find(mask)  # type: ignore[method-assign,func-returns-value]
+    pattern._places = lambda *arguments: calls.append(1) or find(*arguments)  # type: ignore[method-assign,func-returns-value]
     kernel = np.random.default_rng(0).normal(size=(3, 3, 2, 4))
-    one, two = pattern.transposed(kernel), pattern.transposed(2 * kernel)
+    first, second = pattern.transposed(kernel), pattern.transposed(2 * kernel)
     assert len(calls) == 1
-    np.testing.assert_array_equal(2 * one.toarray(), two.toarray())
+    np.testing.assert_array_equal(2 * first.toarray(), second.toarray())
     kernel[1:] = 0
     for factor in (1, 2):
-        assert pattern.transposed(factor * kernel).nnz == one.nnz / 3
+        assert pattern.transposed(factor * kernel).nnz == first.nnz / 3
     assert len(calls) == 2
     kernel[0], kernel[1] = 0, 1
     matrix = pattern.transposed(kernel)

@@ -15,6 +15,7 @@ from ringar.errors import OutOfMemoryError
 from ringar.parallel.scan import elements, tree
 from ringar.parallel.scan.sequential import Sequential
 from tests import one_process
+from tests.comparison import assert_all_close
 from tests.parallel.scan import nets
 from tests.plugin import fast_if
 
@@ -23,10 +24,9 @@ pytestmark = [pytest.mark.ranks(1)]
 layers = keras.layers
 
 
-def assert_equal(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+def assert_equal(values: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    assert len(values) == len(expected)
+    assert_all_close(values, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,11 @@ def test_gradients_are_the_tapes(name: str) -> None:
     most = tree.most_levels(2 * len(nets.NETS[name][0]()))
     for levels in (None, *sorted({0, min(1, most), most})):
         model = nets.build(name, levels=levels)
-        found = nets.gradients(model, x, y)
+        gradients = nets.gradients(model, x, y)
         assert isinstance(model.chosen_levels, int)
-        for one, other in zip(found, expected, strict=True):
-            scale = max(np.abs(other).max(), 1e-3)
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * scale)
+        for slope, reference in zip(gradients, expected, strict=True):
+            scale = max(np.abs(reference).max(), 1e-3)
+            np.testing.assert_allclose(slope, reference, rtol=0, atol=1e-5 * scale)
 
 
 def train(model: Any, name: str, **options: Any) -> dict[str, list[float]]:
@@ -70,10 +70,10 @@ def train(model: Any, name: str, **options: Any) -> dict[str, list[float]]:
 def test_training(name: str, levels: int | None) -> None:
     """The last batch is smaller; metrics, validation and predictions included."""
     reference, model = nets.build(name, keras.Sequential), nets.build(name, levels=levels)
-    expected, found = train(reference, name), train(model, name)
-    assert list(found) == list(expected)
+    expected, history = train(reference, name), train(model, name)
+    assert list(history) == list(expected)
     for metric in expected:
-        np.testing.assert_allclose(found[metric], expected[metric], rtol=1e-4)
+        np.testing.assert_allclose(history[metric], expected[metric], rtol=1e-4)
     assert_equal(model.get_weights(), reference.get_weights())
     x, y = nets.data(name, seed=5)
     assert_equal(model.predict(x, verbose=0), reference.predict(x, verbose=0))
@@ -141,13 +141,15 @@ def test_without_weights_to_train() -> None:
 
 def test_a_layer_that_is_used_twice() -> None:
     x, y = nets.data("dense")
-    found = []
+    gradients = []
     for kind in (keras.Sequential, Sequential):
         keras.utils.set_random_seed(2)
         twice = layers.Dense(5, activation="tanh")
-        found.append(nets.gradients(kind([keras.Input((5,)), twice, twice, layers.Dense(4)]), x, y))
-    assert len(found[0]) == 4
-    assert_equal(found[1], found[0])
+        gradients.append(
+            nets.gradients(kind([keras.Input((5,)), twice, twice, layers.Dense(4)]), x, y)
+        )
+    assert len(gradients[0]) == 4
+    assert_equal(gradients[1], gradients[0])
 
 
 def test_float64() -> None:
@@ -164,9 +166,9 @@ def test_float64() -> None:
     expected = nets.gradients(reference, x, y)
     model = Sequential.from_config({**reference.get_config(), "levels": 2})
     model.set_weights(reference.get_weights())
-    found = nets.gradients(model, x, y)
-    assert all(gradient.dtype == np.float64 for gradient in found)
-    assert_equal(found, expected, 1e-12)
+    gradients = nets.gradients(model, x, y)
+    assert all(gradient.dtype == np.float64 for gradient in gradients)
+    assert_equal(gradients, expected, 1e-12)
 
 
 @pytest.mark.ranks(1, 2)
@@ -180,8 +182,8 @@ def test_saving(tmp_path: Path, rank: int) -> None:
     assert loaded.levels == 2
     x, y = nets.data("convolutions", rows=20)
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
-    for one in (model, loaded):
-        one.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    for net in (model, loaded):
+        net.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     assert_equal(loaded.get_weights(), model.get_weights())
     assert Sequential.from_config(model.get_config()).levels == 2
 
@@ -189,12 +191,12 @@ def test_saving(tmp_path: Path, rank: int) -> None:
 def test_layers_that_are_added_one_by_one() -> None:
     x, y = nets.data("dense")
     model, reference = Sequential(), keras.Sequential()
-    for one in (model, reference):
+    for net in (model, reference):
         keras.utils.set_random_seed(3)
-        one.add(keras.Input((5,)))
-        one.add(layers.Dense(6, activation="tanh"))
-        nets.gradients(one, x, x[:, :1])
-        one.add(layers.Dense(4))
+        net.add(keras.Input((5,)))
+        net.add(layers.Dense(6, activation="tanh"))
+        nets.gradients(net, x, x[:, :1])
+        net.add(layers.Dense(4))
     assert_equal(nets.gradients(model, x, y), nets.gradients(reference, x, y))
     model.pop()
     reference.pop()
@@ -227,8 +229,8 @@ def test_pruned_weights() -> None:
     for change in (0, 0.01):
         for model in models:
             model.set_weights([weight + change for weight in weights])
-        expected, found = (nets.gradients(model, x, y) for model in models)
-        assert_equal(found, expected)
+        expected, gradients = (nets.gradients(model, x, y) for model in models)
+        assert_equal(gradients, expected)
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
@@ -286,8 +288,8 @@ def test_activations_before_the_last_layer(odd: Any) -> None:
 
 
 def test_arguments() -> None:
-    wrong: tuple[Any, ...] = (-1, 1.5, "all")
-    for levels in wrong:
+    values: tuple[Any, ...] = (-1, 1.5, "all")
+    for levels in values:
         with pytest.raises(ValueError, match="`levels` must be a whole number that is not neg"):
             Sequential([layers.Dense(3)], levels=levels)
     with pytest.raises(ValueError, match="must be known in each layer.*Received: .*layer conv"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 from typing import Any
 
 import numpy as np
@@ -45,10 +46,10 @@ def test_matrices(length: int) -> None:
     elements[-1] = None  # nobody reads it
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for levels in range(tree.most_levels(length) + 1):
-            found = tree.scan(elements, lambda a, b: b @ a, levels, pool.map)
-            assert found[0] is None
-            for one, other in zip(found[1:], expected, strict=False):
-                np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+            vectors = tree.scan(elements, lambda a, b: b @ a, levels, pool.map)
+            assert vectors[0] is None
+            for vector, reference in zip(vectors[1:], expected, strict=False):
+                np.testing.assert_allclose(vector, reference, rtol=1e-9, atol=1e-12)
 
 
 def test_elements_stay_as_they_are() -> None:
@@ -97,13 +98,13 @@ def test_numbers_of_products(length: int) -> None:
     assert chain.count(Kind.VECTOR) == max(length - 2, 0)
     for levels in range(tree.most_levels(length) + 1):
         steps = tree.plan(length, levels)
-        made = dict.fromkeys(Kind, 0)
-        for one in (step for steps_of_round in steps.rounds for step in steps_of_round):
-            made[one.kind] += 1
-        assert made == {kind: steps.count(kind) for kind in Kind}
-        assert made[Kind.MATRICES] + made[Kind.VECTOR] < max(2 * length, 1)
+        counts = dict.fromkeys(Kind, 0)
+        for step in itertools.chain.from_iterable(steps.rounds):
+            counts[step.kind] += 1
+        assert counts == {kind: steps.count(kind) for kind in Kind}
+        assert counts[Kind.MATRICES] + counts[Kind.VECTOR] < max(2 * length, 1)
         # All levels above the first give each matrix to one product of two matrices at most.
-        assert made[Kind.MATRICES] <= max(length - 2, 0)
+        assert counts[Kind.MATRICES] <= max(length - 2, 0)
     if length > 2:
         full = [
             steps for steps in tree.plan(length).rounds
@@ -120,12 +121,12 @@ def test_a_chain_that_is_spread_over_ranks(length: int, parts: int) -> None:
     shards = [elements[i * length : (i + 1) * length] for i in range(parts)]
     steps = tree.plan(length, with_total=True)
     products = [tree.reduce(shard, steps, text) for shard in shards]
-    before = tree.scan([one[-1] for one in products], text)
-    found = [
-        prefix for one, incoming in zip(products, before, strict=True)
-        for prefix in tree.sweep(one, steps, text, incoming)
+    before = tree.scan([block[-1] for block in products], text)
+    prefixes = [
+        prefix for block, incoming in zip(products, before, strict=True)
+        for prefix in tree.sweep(block, steps, text, incoming)
     ]  # fmt: skip
-    assert found == tree.scan(elements, text)
+    assert prefixes == tree.scan(elements, text)
 
 
 def test_numbers_out_of_range() -> None:

@@ -77,38 +77,38 @@ def train(
 ) -> list[Arrays]:
     """The weights of each group after `epochs` of its batches."""
     groups = [
-        Group([np.asarray(array, np.float64) for array in weights], own, its)
-        for weights, own, its in zip(
-            initial, batches, shortest or [len(own) for own in batches], strict=True
+        Group([np.asarray(array, np.float64) for array in weights], group_batches, count)
+        for weights, group_batches, count in zip(
+            initial, batches, shortest or [len(epoch) for epoch in batches], strict=True
         )
     ]
 
-    def live(own: Group) -> Iterator[str]:
+    def live(learner: Group) -> Iterator[str]:
         """Train, and stop where groups meet."""
-        steps, others = 0, [group is not own for group in groups]
+        steps, is_peer = 0, [group is not learner for group in groups]
         if burn_in == 0:
             yield "with data"
         for _ in range(epochs):
-            for number, batch in enumerate(own.batches):
-                teachers = list(itertools.compress(own.copies or [], others))
-                own.weights = _step(own.weights, teachers, batch, distance, alpha, rate)
+            for number, batch in enumerate(learner.batches):
+                teachers = list(itertools.compress(learner.copies or [], is_peer))
+                learner.weights = _step(learner.weights, teachers, batch, distance, alpha, rate)
                 steps += 1
                 is_due = steps >= burn_in and (steps - burn_in) % period == 0
-                if is_due and own.meets and not own.has_ended:
-                    yield "with data" if number < own.shortest else "without data"
-            if own.meets and not own.has_ended:
+                if is_due and learner.meets and not learner.has_ended:
+                    yield "with data" if number < learner.shortest else "without data"
+            if learner.meets and not learner.has_ended:
                 yield "without data"
-            own.meets = True
-        if not own.has_ended:
+            learner.meets = True
+        if not learner.has_ended:
             yield "the end"
 
     lives = [live(group) for group in groups]
-    while heard := {said for life in lives if (said := next(life, "")) != ""}:
+    while reports := {report for life in lives if (report := next(life, "")) != ""}:
         for group in groups:
-            if heard == {"with data"}:
-                group.copies = [its.weights for its in groups]
-            group.meets = heard == {"with data"}
-            group.has_ended = "the end" in heard
+            if reports == {"with data"}:
+                group.copies = [peer.weights for peer in groups]
+            group.meets = reports == {"with data"}
+            group.has_ended = "the end" in reports
     return [group.weights for group in groups]
 
 
@@ -124,11 +124,11 @@ def _step(
     hidden, logits = logits_of(weights, x)
     back = (softmax(logits) - np.eye(CLASSES)[y]) / len(x)
     for teacher in teachers:
-        its = logits_of(teacher, x)[1]
+        teacher_logits = logits_of(teacher, x)[1]
         if distance == "kl":  # of the distribution of the teacher from that of the model
-            slope = (softmax(logits) - softmax(its)) / len(x)
+            slope = (softmax(logits) - softmax(teacher_logits)) / len(x)
         else:
-            slope = 2 * (logits - its) / its.size
+            slope = 2 * (logits - teacher_logits) / teacher_logits.size
         back = back + alpha * slope / len(teachers)
     below = back @ weights[2].T * (1 - hidden**2)
     gradients = [x.T @ below, below.sum(axis=0), hidden.T @ back, back.sum(axis=0)]

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import ringar
 from ringar.research.codistillation import distances
+from tests.interruption import Interrupt
 from tests.keras import common, uneven
 from tests.plugin import fast_if
 from tests.research.codistillation import teaching
@@ -39,8 +40,8 @@ def codistilled(rank: int, size: int, groups: int | None = None, **settings: Any
     """A model whose weights differ between groups, and at first within them."""
     model = teaching.classifier(seed=rank)
     settings = {"exchange_period": 2, "from_logits": True, **settings}
-    made: keras.Model = ringar.Codistillation(model, groups or GROUPS[size], **settings)
-    return made
+    student: keras.Model = ringar.Codistillation(model, groups or GROUPS[size], **settings)
+    return student
 
 
 def fit(
@@ -50,12 +51,12 @@ def fit(
     epochs: int = 2,
     optimizer: Any = None,
     callbacks: Any = (),
-    known: bool = True,
+    has_length: bool = True,
     options: Any = None,
 ) -> dict[str, list[float]]:
     model.compile(optimizer or keras.optimizers.SGD(RATE), LOSS, **(options or {}))
     history: dict[str, list[float]] = model.fit(
-        uneven.dataset(batches, known),
+        uneven.dataset(batches, has_length),
         epochs=epochs,
         verbose=0,
         callbacks=[ringar.callbacks.Distributed(), *callbacks],
@@ -66,8 +67,8 @@ def fit(
 def together(of_ranks: Any) -> list[list[uneven.Batch]]:
     """The batches of each group in one process."""
     size = len(of_ranks)
-    each = size // GROUPS[size]
-    return [uneven.together(of_ranks[first : first + each]) for first in range(0, size, each)]
+    ranks = size // GROUPS[size]
+    return [uneven.together(of_ranks[first : first + ranks]) for first in range(0, size, ranks)]
 
 
 def teachers(model: keras.Model) -> Any:
@@ -97,13 +98,13 @@ def test_the_papers_formula(
     fit(model, batches_of(rank), options=options)
     batches = together([batches_of(r) for r in range(size)])
     settings |= {"period": period, "rate": RATE}
-    with_teachers, alone = (
+    taught, untaught = (
         teaching.train(initial, batches, 2, **{**settings, "alpha": alpha})
         for alpha in (settings["alpha"], 0.0)
     )
-    assert common.largest_difference(common.values(model), with_teachers[model.group]) < 1e-5
+    assert common.largest_difference(common.values(model), taught[model.group]) < 1e-5
     if groups > 1:  # the distances count
-        assert common.largest_difference(common.values(model), alone[model.group]) > 1e-3
+        assert common.largest_difference(common.values(model), untaught[model.group]) > 1e-3
 
 
 @pytest.mark.ranks(4)
@@ -158,14 +159,14 @@ def test_no_gradient_passes_through_teachers(rank: int, size: int) -> None:
     assert float(loss) > float(model.compute_loss(x, y, model(x), training=False))
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("has_length", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize("period", [1, fast_if(False, 2), fast_if(False, 50)])
 def test_different_numbers_of_batches(
-    known: bool, period: int, rank: int, size: int, exchange: Exchange
+    has_length: bool, period: int, rank: int, size: int, exchange: Exchange
 ) -> None:
     of_ranks = uneven.batches_of(size, teaching.classes)
     model = codistilled(rank, size, exchange_period=period)
-    history = fit(model, of_ranks[rank], epochs=3, known=known)
+    history = fit(model, of_ranks[rank], epochs=3, has_length=has_length)
     everybody = exchange(
         (model.group, [v.tobytes() for v in common.values(model)], history["loss"])
     )
@@ -174,7 +175,7 @@ def test_different_numbers_of_batches(
         assert (weights == everybody[rank][1]) == is_own
         assert (losses == history["loss"]) == is_own
     first = range(0, size, size // GROUPS[size])
-    lengths = [len(own) for own in of_ranks]
+    lengths = [len(share) for share in of_ranks]
     expected = teaching.train(
         [common.values(teaching.classifier(r)) for r in first],
         together(of_ranks),
@@ -204,14 +205,6 @@ def test_groups_stop_in_different_epochs(rank: int, size: int) -> None:
 
 
 def test_an_interrupted_run_goes_on(rank: int, size: int, shared_tmp_path: Path) -> None:
-    class Crash(keras.callbacks.Callback):
-        left = 8
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.left -= 1
-            if self.left == 0:
-                raise InterruptedError
-
     def trained(*callbacks: Any) -> keras.Model:
         model = codistilled(rank, size, exchange_period=4)
         fit(model, batches_of(rank), epochs=3, callbacks=callbacks)
@@ -221,7 +214,7 @@ def test_an_interrupted_run_goes_on(rank: int, size: int, shared_tmp_path: Path)
     backup = keras.callbacks.BackupAndRestore(shared_tmp_path / f"group {group}", save_freq=3)
     expected = trained()
     with pytest.raises(InterruptedError):
-        trained(backup, Crash())
+        trained(backup, Interrupt(8))
     assert common.digest(trained(backup)) == common.digest(expected)
 
 
@@ -298,19 +291,19 @@ def test_masks_count(rank: int, size: int) -> None:
 @pytest.mark.ranks(1)
 def test_distances() -> None:
     rng = np.random.default_rng(1)
-    teacher, own = rng.normal(size=(2, 5, 3)).astype(np.float32)
-    p, q = teaching.softmax(teacher), teaching.softmax(own)
+    teacher, logits = rng.normal(size=(2, 5, 3)).astype(np.float32)
+    p, q = teaching.softmax(teacher), teaching.softmax(logits)
     expected = np.mean(np.sum(p * np.log(p / q), axis=-1))
-    assert float(distances.make("kl", True)(teacher, own)) == pytest.approx(expected, rel=1e-5)
+    assert float(distances.make("kl", True)(teacher, logits)) == pytest.approx(expected, rel=1e-5)
     assert float(distances.make("kl", False)(p, q)) == pytest.approx(expected, rel=1e-5)
-    p, q = (1 / (1 + np.exp(-z[:, :1])) for z in (teacher, own))
+    p, q = (1 / (1 + np.exp(-z[:, :1])) for z in (teacher, logits))
     expected = np.mean(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)))
-    two = distances.make("kl", True)(teacher[:, :1], own[:, :1])
+    two = distances.make("kl", True)(teacher[:, :1], logits[:, :1])
     assert float(two) == pytest.approx(expected, rel=1e-4)
     assert float(distances.make("kl", False)(p, q)) == pytest.approx(expected, rel=1e-4)
     assert float(distances.make("kl", False)(p[:, 0], q[:, 0])) == pytest.approx(expected, rel=1e-4)
-    squares = distances.make("mse", True)(teacher, own)
-    assert float(squares) == pytest.approx(np.mean((teacher - own) ** 2), rel=1e-5)
+    squares = distances.make("mse", True)(teacher, logits)
+    assert float(squares) == pytest.approx(np.mean((teacher - logits) ** 2), rel=1e-5)
 
 
 def test_arguments(rank: int, size: int) -> None:
@@ -363,9 +356,9 @@ def test_codistillation_lowers_the_disagreement_of_seeds(
             keras.Sequential(layers), alpha=alpha, burn_in=20, exchange_period=5, from_logits=True
         )
         model.compile(keras.optimizers.Adam(3e-3), LOSS)
-        own = np.random.default_rng(seed).permutation(300)
+        order = np.random.default_rng(seed).permutation(300)
         model.fit(
-            *ringar.data.shard((x[own], y[own])),
+            *ringar.data.shard((x[order], y[order])),
             batch_size=16,
             epochs=30,
             verbose=0,
@@ -381,6 +374,6 @@ def test_codistillation_lowers_the_disagreement_of_seeds(
         of_runs = [np.mean(a[group] != b[group]) for a, b in pairs for group in range(2)]
         return float(np.mean(of_groups)), float(np.mean(of_runs))
 
-    together, alone = disagreements(1.0), disagreements(0.0)
-    assert together[0] < 0.7 * alone[0]
-    assert together[1] < 0.9 * alone[1]
+    coupled, uncoupled = disagreements(1.0), disagreements(0.0)
+    assert coupled[0] < 0.7 * uncoupled[0]
+    assert coupled[1] < 0.9 * uncoupled[1]

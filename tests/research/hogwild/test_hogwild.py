@@ -12,7 +12,10 @@ import pytest
 import tensorflow as tf
 
 import ringar
-from tests.asynchronous.test_local_steps import adam, parameters, sgd
+from tests.asynchronous.test_local_steps import parameters
+from tests.asynchronous.workers import adam, sgd
+from tests.comparison import assert_same_everywhere
+from tests.interruption import Interrupt, StopOn
 from tests.keras import common, uneven
 from tests.plugin import fast_if
 
@@ -32,9 +35,9 @@ def fit(
 ) -> keras.Model:
     """Train on this rank's batches; a plain optimizer trains without ringar."""
     model.compile(optimizer, "mse")
-    ours = [ringar.callbacks.Distributed()] if hasattr(optimizer, "_exchange") else []
+    additions = [ringar.callbacks.Distributed()] if hasattr(optimizer, "_exchange") else []
     data = uneven.dataset(batches)
-    model.fit(data, epochs=epochs, verbose=0, callbacks=[*ours, *callbacks])
+    model.fit(data, epochs=epochs, verbose=0, callbacks=[*additions, *callbacks])
     return model
 
 
@@ -58,22 +61,17 @@ def bits(model: keras.Model) -> list[bytes]:
     return [np.asarray(value).tobytes() for value in common.values(model)]
 
 
-def same_everywhere(model: keras.Model, exchange: Exchange) -> bool:
-    of_ranks = exchange(bits(model))
-    return all(own == of_ranks[0] for own in of_ranks)
-
-
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", [sgd, fast_if(False, adam)])
 def test_one_rank_is_plain_keras(way: str, make: Callable[[], Any]) -> None:
     batches = [common.regression(5, k) for k in range(4)]
-    ours = fit(common.dense_model(), ringar.Hogwild(make(), **WAYS[way]), batches)
-    assert common.digest(ours) == common.digest(fit(common.dense_model(), make(), batches))
+    model = fit(common.dense_model(), ringar.Hogwild(make(), **WAYS[way]), batches)
+    assert common.digest(model) == common.digest(fit(common.dense_model(), make(), batches))
     words = words_of(0, 1)
-    ours = fit(table_model(), ringar.Hogwild(sgd(), **WAYS[way]), words)
-    theirs = fit(table_model(layer=keras.layers.Embedding), sgd(), words)
-    assert common.digest(ours) == common.digest(theirs)
+    model = fit(table_model(), ringar.Hogwild(sgd(), **WAYS[way]), words)
+    reference = fit(table_model(layer=keras.layers.Embedding), sgd(), words)
+    assert common.digest(model) == common.digest(reference)
 
 
 @pytest.mark.parametrize("way", ["atomic", "racy", fast_if(False, "locked")])
@@ -131,10 +129,10 @@ def test_no_integer_update_is_lost(
         traced(batch)
     ringar.join(optimizer)
     total = sum(steps + r for r in range(size))
-    found = {variable.name: np.array(variable) for variable in layer.trainable_variables}
-    np.testing.assert_array_equal(found["dense"], np.full(7, total))
+    values = {variable.name: np.array(variable) for variable in layer.trainable_variables}
+    np.testing.assert_array_equal(values["dense"], np.full(7, total))
     counts = np.array([2, 1, 1, 1, 1]) * total
-    np.testing.assert_array_equal(found["embeddings"], np.repeat(counts, 3).reshape(5, 3))
+    np.testing.assert_array_equal(values["embeddings"], np.repeat(counts, 3).reshape(5, 3))
     assert len(set(exchange(common.number(optimizer.iterations)))) == 1
 
 
@@ -146,8 +144,8 @@ def test_training_on_different_numbers_of_batches(
     path = str(shared_tmp_path / "best.weights.h5")
     save = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
     model = common.dense_model()
-    every = [batch for own in batches for batch in own]
-    data = tuple(np.concatenate(parts) for parts in zip(*every, strict=True))
+    everything = [batch for share in batches for batch in share]
+    data = tuple(np.concatenate(parts) for parts in zip(*everything, strict=True))
     optimizer = ringar.Hogwild(sgd())
     model.compile(optimizer, "mse")
     before = model.evaluate(*data, verbose=0)
@@ -156,7 +154,7 @@ def test_training_on_different_numbers_of_batches(
         uneven.dataset(batches[rank]), epochs=8, verbose=0, validation_data=data,
         callbacks=callbacks,
     )  # fmt: skip
-    assert same_everywhere(model, exchange)
+    assert_same_everywhere(bits(model), exchange)
     assert history.history["val_loss"][-1] < before
     saved = common.dense_model(1)
     saved.load_weights(path)
@@ -181,21 +179,15 @@ def test_tables_of_many_kinds(rank: int, size: int, exchange: Exchange) -> None:
         uneven.dataset(batches), epochs=6, verbose=0, callbacks=[ringar.callbacks.Distributed()]
     ).history["loss"]
     assert losses[-1] < losses[0] / 2
-    assert same_everywhere(model, exchange)
+    assert_same_everywhere(bits(model), exchange)
 
 
 def test_one_rank_stops_all(rank: int, size: int, exchange: Exchange) -> None:
     """It waits for the others at the end of the epoch, and no further one begins."""
-
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if rank == size - 1 and batch == 2:
-                self.model.stop_training = True
-
     batches = [common.regression(4, 10 * rank + k) for k in range(6)]
     model = common.dense_model()
-    fit(model, ringar.Hogwild(sgd()), batches, epochs=5, callbacks=[Stop()])
-    assert same_everywhere(model, exchange)
+    fit(model, ringar.Hogwild(sgd()), batches, epochs=5, callbacks=[StopOn(size - 1)])
+    assert_same_everywhere(bits(model), exchange)
     assert max(exchange(common.number(model.optimizer.iterations))) <= 6
 
 
@@ -203,14 +195,6 @@ def test_one_rank_stops_all(rank: int, size: int, exchange: Exchange) -> None:
 def test_an_interrupted_run_goes_on(
     rank: int, size: int, exchange: Exchange, shared_tmp_path: Path
 ) -> None:
-    class Crash(keras.callbacks.Callback):
-        left = 5
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.left -= 1
-            if self.left == 0:
-                raise InterruptedError
-
     batches = [common.regression(4, 10 * rank + k) for k in range(3)]
     backup = keras.callbacks.BackupAndRestore(shared_tmp_path)
 
@@ -218,9 +202,9 @@ def test_an_interrupted_run_goes_on(
         return fit(common.dense_model(), ringar.Hogwild(adam()), batches, 3, callbacks)
 
     with pytest.raises(InterruptedError):
-        run(backup, Crash())
+        run(backup, Interrupt(5))
     resumed = run(backup)
-    assert same_everywhere(resumed, exchange)
+    assert_same_everywhere(bits(resumed), exchange)
     assert common.number(resumed.optimizer.iterations) == 9
     if size == 1:
         assert common.digest(resumed) == common.digest(run())
@@ -235,20 +219,20 @@ def test_an_overflow_of_one_rank(
     if rank == size - 1:
         batches[1][0][:] = 1e30
     model = fit(common.dense_model(), ringar.Hogwild(sgd()), batches, epochs=1)
-    assert same_everywhere(model, exchange)
+    assert_same_everywhere(bits(model), exchange)
     assert all(np.isfinite(value).all() for value in parameters(model))
 
 
 def test_weights_of_embedding() -> None:
     """They go both ways, and a file of the model loads."""
-    ours, theirs = table_model(), table_model(layer=keras.layers.Embedding)
-    assert bits(ours) == bits(theirs)
-    ours.set_weights([value + 1 for value in theirs.get_weights()])
-    theirs.set_weights(ours.get_weights())
+    model, reference = table_model(), table_model(layer=keras.layers.Embedding)
+    assert bits(model) == bits(reference)
+    model.set_weights([value + 1 for value in reference.get_weights()])
+    reference.set_weights(model.get_weights())
     x = np.array([[3, 11]])
-    np.testing.assert_array_equal(ours(x), theirs(x))
-    np.testing.assert_array_equal(ours(x, training=True), theirs(x))  # nothing is shared
-    again = keras.Sequential.from_config(ours.get_config())
+    np.testing.assert_array_equal(model(x), reference(x))
+    np.testing.assert_array_equal(model(x, training=True), reference(x))  # nothing is shared
+    again = keras.Sequential.from_config(model.get_config())
     assert isinstance(again.layers[0], ringar.layers.HogwildEmbedding)
     with pytest.raises(ValueError, match=r"`lora_rank` is not possible.*lora_rank=2"):
         ringar.layers.HogwildEmbedding(4, 2, lora_rank=2)

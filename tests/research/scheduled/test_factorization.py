@@ -1,4 +1,4 @@
-"""The factorization against one process, its blocks, and what is wrong with its data."""
+"""The factorization against one process, its blocks, and its errors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ringar.errors import RankError
 from ringar.research.scheduled import MatrixFactorization, balance, strata
 from ringar.research.scheduled.strata import Factorization, Ratings, Settings
 from ringar.research.scheduled.waves import arrange
+from tests.comparison import assert_same_everywhere
 
 pytestmark = [pytest.mark.usefixtures("initialized")]
 
@@ -22,11 +23,11 @@ OPTIONS: dict[str, Any] = {"factors": 3, "learning_rate": 0.05, "decay": 0.1, "e
 def elements(share: float = 0.6, noise: float = 0.1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Known elements of a matrix of rank 3; some rows have many, and two have none."""
     random = np.random.default_rng(5)
-    whole = random.normal(size=(SHAPE[0], 3)) @ random.normal(size=(3, SHAPE[1]))
-    known = random.random(SHAPE) < share * np.linspace(0.3, 1.7, SHAPE[0])[:, np.newaxis]
-    known[[4, 9]] = False
-    rows, columns = np.nonzero(known)
-    return rows, columns, whole[known] + noise * random.normal(size=len(rows))
+    matrix = random.normal(size=(SHAPE[0], 3)) @ random.normal(size=(3, SHAPE[1]))
+    mask = random.random(SHAPE) < share * np.linspace(0.3, 1.7, SHAPE[0])[:, np.newaxis]
+    mask[[4, 9]] = False
+    rows, columns = np.nonzero(mask)
+    return rows, columns, matrix[mask] + noise * random.normal(size=len(rows))
 
 
 def share_of(rank: int, size: int, seed: int = 0) -> np.ndarray:
@@ -58,15 +59,15 @@ def by_one_process(ranks: int) -> tuple[np.ndarray, np.ndarray, list[float]]:
         for number, members in enumerate(blocks[axis]):
             random = np.random.default_rng([0, axis, number])
             matrix[members] = random.normal(scale=3**-0.5, size=(len(members), 3))
-    drawn = [np.random.default_rng([0, 2, rank]) for rank in range(ranks)]
+    generators = [np.random.default_rng([0, 2, rank]) for rank in range(ranks)]
     orders: dict[tuple[int, int], np.ndarray] = {}
     for rank in range(ranks):
-        mine = np.flatnonzero(np.isin(rows, blocks[0][rank]))
+        candidates = np.flatnonzero(np.isin(rows, blocks[0][rank]))
         for block in range(ranks):
-            places = drawn[rank].permutation(
-                np.flatnonzero(np.isin(columns[mine], blocks[1][block]))
+            places = generators[rank].permutation(
+                np.flatnonzero(np.isin(columns[candidates], blocks[1][block]))
             )
-            chosen = mine[places]
+            chosen = candidates[places]
             waves = arrange(rows[chosen], columns[chosen], np.arange(len(chosen)))
             orders[rank, block] = chosen[waves.values]
     w, h = factors
@@ -106,8 +107,8 @@ def test_ranks_compute_what_one_process_does(size: int) -> None:
 def test_it_does_not_matter_who_passes_an_element(exchange: Any) -> None:
     model, other = fit(), fit(who=1)
     np.testing.assert_allclose(other.row_factors_, model.row_factors_, rtol=1e-10)
-    found = exchange((model.row_factors_.tobytes(), model.column_factors_.tobytes()))
-    assert all(one == found[0] for one in found)
+    factors = model.row_factors_.tobytes(), model.column_factors_.tobytes()
+    assert_same_everywhere(factors, exchange)
 
 
 def test_a_matrix_of_low_rank_is_found() -> None:
@@ -142,7 +143,7 @@ def test_blocks_share_no_row_and_no_column(rank: int, size: int) -> None:
     rows, columns, values = part(share_of(rank, size))
     ratings = Ratings(rows, columns, values, SHAPE)
     problem = Factorization(ratings, Settings(3, 0.02, 0.05, 0.0, 0), None)
-    met = np.zeros(SHAPE, int)
+    visits = np.zeros(SHAPE, int)
     for number in range(size):
         blocks = problem.schedule(number, None)
         assert len(np.unique(np.concatenate(blocks))) == sum(map(len, blocks)) == sum(SHAPE)
@@ -150,21 +151,21 @@ def test_blocks_share_no_row_and_no_column(rank: int, size: int) -> None:
             rows, columns = block[block < SHAPE[0]], block[block >= SHAPE[0]] - SHAPE[0]
             assert rows.size
             assert columns.size
-            met[np.ix_(rows, columns)] += 1
-    assert (met == 1).all(), "each element is in one block of an epoch"
+            visits[np.ix_(rows, columns)] += 1
+    assert (visits == 1).all(), "each element is in one block of an epoch"
     loads = [problem.counts[rows].sum() for rows in problem.row_blocks]
     assert max(loads) <= 1.1 * np.mean(loads)
     # A rank has the elements of its rows, each once.
-    held = sum(len(waves.values) for waves in problem.waves)
-    assert held == loads[rank]
+    count = sum(len(waves.values) for waves in problem.waves)
+    assert count == loads[rank]
 
 
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("seed", range(5))
 def test_waves(seed: int) -> None:
     random = np.random.default_rng(seed)
-    known = random.random((9, 30)) < 0.4
-    rows, columns = np.nonzero(known)
+    mask = random.random((9, 30)) < 0.4
+    rows, columns = np.nonzero(mask)
     order = random.permutation(len(rows))
     rows, columns, values = rows[order], columns[order], random.normal(size=len(rows))
     waves = arrange(rows, columns, values)
@@ -175,9 +176,9 @@ def test_waves(seed: int) -> None:
         assert len(np.unique(waves.columns[begin:end])) == end - begin
         begin = int(end)
     assert begin == len(rows)
-    given = sorted(zip(rows, columns, values, strict=True))
-    assert sorted(zip(waves.rows, waves.columns, waves.values, strict=True)) == given
-    busiest = max(known.sum(axis=0).max(), known.sum(axis=1).max())
+    expected = sorted(zip(rows, columns, values, strict=True))
+    assert sorted(zip(waves.rows, waves.columns, waves.values, strict=True)) == expected
+    busiest = max(mask.sum(axis=0).max(), mask.sum(axis=1).max())
     assert busiest <= len(waves.ends) < 2 * busiest
 
 
@@ -208,9 +209,9 @@ def test_waves_of_nothing() -> None:
 def test_arguments(
     arguments: dict[str, Any], message: str, everywhere: bool, rank: int, size: int
 ) -> None:
-    given = arguments if everywhere or rank == size - 1 else {}
+    options = arguments if everywhere or rank == size - 1 else {}
     with pytest.raises(ValueError, match=message):
-        MatrixFactorization(**given).fit(*GOOD, SHAPE)
+        MatrixFactorization(**options).fit(*GOOD, SHAPE)
 
 
 GOOD = (np.array([0, 1]), np.array([0, 1]), np.array([1.0, 2.0]))
@@ -218,7 +219,7 @@ GOOD = (np.array([0, 1]), np.array([0, 1]), np.array([1.0, 2.0]))
 
 @pytest.mark.parametrize("everywhere", [True, False], ids=["all ranks", "one rank"])
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arrays", "message"),
     [
         ((GOOD[0], GOOD[1], np.ones(3)), r"one length\. Received: \(2,\), \(2,\) and \(3,\)"),
         ((np.ones((1, 2), int),) * 3, r"one dimension and one length"),
@@ -228,8 +229,8 @@ GOOD = (np.array([0, 1]), np.array([0, 1]), np.array([1.0, 2.0]))
         ((*GOOD[:2], np.array([1.0, np.nan])), r"`values` must be finite"),
     ],
 )
-def test_data(given: Any, message: str, everywhere: bool, rank: int, size: int) -> None:
-    data = given if everywhere or rank == size - 1 else GOOD
+def test_data(arrays: Any, message: str, everywhere: bool, rank: int, size: int) -> None:
+    data = arrays if everywhere or rank == size - 1 else GOOD
     with pytest.raises(ValueError, match=message):
         MatrixFactorization().fit(data[0], data[1], data[2], SHAPE)
 
@@ -271,7 +272,7 @@ def test_a_rate_that_is_too_large() -> None:
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize(
-    ("name", "values", "what"),
+    ("name", "values", "subject"),
     [
         ("factors", (3, 4), "settings"),
         ("seed", (0, 1), "settings"),
@@ -279,8 +280,8 @@ def test_a_rate_that_is_too_large() -> None:
         ("tolerance", (None, 0.1), "`tolerance`"),
     ],
 )
-def test_other_arguments(rank: int, name: str, values: Any, what: str) -> None:
-    with pytest.raises(ValueError, match=rf"the same {what} on every rank"):
+def test_other_arguments(rank: int, name: str, values: Any, subject: str) -> None:
+    with pytest.raises(ValueError, match=rf"the same {subject} on every rank"):
         fit(**{name: values[rank == 1]})
 
 

@@ -1,4 +1,4 @@
-"""The Lasso against scikit-learn's, and what is wrong with its data, said on every rank."""
+"""The Lasso against scikit-learn's, and its errors, raised on every rank."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ringar.parallel import scheduled
 from ringar.research.scheduled import Dynamic, Lasso, Random, RoundRobin, Scheduler
 from ringar.research.scheduled.designs import Rows
 from ringar.research.scheduled.lasso import LassoProblem
+from tests.comparison import assert_same_everywhere
 
 pytestmark = [pytest.mark.usefixtures("initialized")]
 
@@ -33,7 +34,7 @@ def diabetes() -> Data:
     return StandardScaler().fit_transform(x) + 3.0, data.target
 
 
-def own(data: Data, cut: str) -> Data:
+def share_of(data: Data, cut: str) -> Data:
     """This rank's part; the first ranks have more than the last ones."""
     x, y = data
     size, rank = ringar.size(), ringar.rank()
@@ -44,7 +45,7 @@ def own(data: Data, cut: str) -> Data:
 
 
 def fit(model: Lasso, data: Data, **options: Any) -> Lasso:
-    return model.fit(*own(data, model.cut), **options)
+    return model.fit(*share_of(data, model.cut), **options)
 
 
 def objective(data: Data, alpha: float, coefficients: np.ndarray, intercept: float) -> float:
@@ -71,11 +72,11 @@ def test_the_objective_is_scikit_learns(cut: str, alpha: float) -> None:
     data = diabetes()
     model = fit(Lasso(alpha, cut=cut, scheduler=Dynamic(8), tolerance=1e-6), data)
     best = by_scikit_learn(data, alpha)
-    found = objective(data, alpha, model.coef_, model.intercept_)
-    assert abs(found - best) <= 1e-6 * best
-    assert model.objectives_[-1] == pytest.approx(found, rel=1e-10)
+    result = objective(data, alpha, model.coef_, model.intercept_)
+    assert abs(result - best) <= 1e-6 * best
+    assert model.objectives_[-1] == pytest.approx(result, rel=1e-10)
     assert model.converged_
-    assert found - best <= model.dual_gap_ <= 1e-6 * found
+    assert result - best <= model.dual_gap_ <= 1e-6 * result
     assert model.coef_[0] == 0, "the constant column"
 
 
@@ -85,8 +86,8 @@ def test_without_an_intercept(cut: str) -> None:
     data = x - 3.0, y - y.mean()
     model = fit(Lasso(2.0, cut=cut, fit_intercept=False, tolerance=1e-6), data)
     assert model.intercept_ == 0
-    found = objective(data, 2.0, model.coef_, 0.0)
-    assert found == pytest.approx(by_scikit_learn(data, 2.0, fit_intercept=False), rel=1e-6)
+    result = objective(data, 2.0, model.coef_, 0.0)
+    assert result == pytest.approx(by_scikit_learn(data, 2.0, fit_intercept=False), rel=1e-6)
 
 
 def test_all_ranks_have_the_same_bits(
@@ -94,10 +95,11 @@ def test_all_ranks_have_the_same_bits(
 ) -> None:
     gap = LassoProblem.gap
     # As on unlike processors, whose kernels of BLAS round differently.
-    monkeypatch.setattr(LassoProblem, "gap", lambda *given: gap(*given) + rank * 1e-14)
+    monkeypatch.setattr(LassoProblem, "gap", lambda *arguments: gap(*arguments) + rank * 1e-14)
     model = fit(Lasso(1.0, tolerance=1e-3), diabetes())
-    found = exchange((model.coef_.tobytes(), model.intercept_, model.objectives_, model.dual_gap_))
-    assert all(one == found[0] for one in found)
+    coefficients = model.coef_.tobytes()
+    result = coefficients, model.intercept_, model.objectives_, model.dual_gap_
+    assert_same_everywhere(result, exchange)
 
 
 def test_predictions() -> None:
@@ -112,10 +114,10 @@ def test_predictions() -> None:
 def test_rows_on_ranks_are_rows_of_one_process(scheduler: Scheduler) -> None:
     """All ranks but one have no rows: the sums are those of one process, up to rounding."""
     x, y = diabetes()
-    mine = slice(None) if ringar.rank() == ringar.size() - 1 else slice(0)
+    rows = slice(None) if ringar.rank() == ringar.size() - 1 else slice(0)
     runs = [
         Lasso(1.0, scheduler=scheduler, rounds=40, every=1, tolerance=None).fit(*part)
-        for part in ((x[mine], y[mine]), own((x, y), "rows"))
+        for part in ((x[rows], y[rows]), share_of((x, y), "rows"))
     ]
     np.testing.assert_allclose(runs[0].objectives_, runs[1].objectives_, rtol=1e-9)
     np.testing.assert_allclose(runs[0].coef_, runs[1].coef_, rtol=1e-6, atol=1e-8)
@@ -139,8 +141,8 @@ def equally_correlated() -> Data:
 
 def rises(model: Lasso, data: Data) -> list[float]:
     """How much rounds have raised the objective, in parts of it."""
-    found = fit(model, data).objectives_
-    return [(after - before) / before for before, after in itertools.pairwise(found)]
+    objectives = fit(model, data).objectives_
+    return [(after - before) / before for before, after in itertools.pairwise(objectives)]
 
 
 @pytest.mark.parametrize("cut", ["rows", "columns"])
@@ -169,8 +171,8 @@ def test_a_tenth_of_the_rounds_of_round_robin_on_10_000_columns() -> None:
     from benchmarks.scheduled import designs, rounds
 
     data = designs.correlated(rows=400, columns=10_000)
-    found = rounds.to_reach(data, share=1e-3, limit=10_000)
-    assert 10 * found["dynamic"].rounds < found["round robin"].rounds
+    runs = rounds.to_reach(data, share=1e-3, limit=10_000)
+    assert 10 * runs["dynamic"].rounds < runs["round robin"].rounds
 
 
 # --- Bad input.
@@ -213,9 +215,9 @@ ONE = np.ones((6, 4))
 )
 def test_data(x: Any, y: Any, message: str, everywhere: bool, rank: int, size: int) -> None:
     good = np.random.default_rng(0).normal(size=(6, 4)), np.arange(6.0)
-    given = (x, y) if everywhere or rank == size - 1 else good
+    pair = (x, y) if everywhere or rank == size - 1 else good
     with pytest.raises(ValueError, match=message):
-        Lasso().fit(*given)
+        Lasso().fit(*pair)
 
 
 def test_no_rounds_between_evaluations() -> None:

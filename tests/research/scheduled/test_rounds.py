@@ -1,4 +1,4 @@
-"""A problem of a user: its rounds, and what is wrong with it, said on every rank."""
+"""A user's problem: its rounds, and its errors, raised on every rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Halve(scheduled.Problem):
     variables = VARIABLES
 
     def __init__(self, schedule: Schedule = split) -> None:
-        self.at, self.made, self.surveys = np.zeros(VARIABLES), schedule, 0
+        self.at, self.blocks_of, self.surveys = np.zeros(VARIABLES), schedule, 0
 
     def survey(self, number: int) -> np.ndarray | None:
         self.surveys += 1
@@ -40,12 +40,12 @@ class Halve(scheduled.Problem):
         assert surveyed is not None
         # The sum of the surveys that were made for this round.
         np.testing.assert_array_equal(surveyed, np.array([number, 1.0]) * ringar.size())
-        return self.made(number)
+        return self.blocks_of(number)
 
     def push(self, blocks: Sequence[np.ndarray]) -> np.ndarray:
-        own = blocks[ringar.rank()]
+        block = blocks[ringar.rank()]
         changes = np.zeros(VARIABLES)
-        changes[own] = (TARGET - self.at)[own] / 2
+        changes[block] = (TARGET - self.at)[block] / 2
         return changes
 
     def pull(self, blocks: Sequence[np.ndarray], pushed: np.ndarray) -> None:
@@ -94,15 +94,15 @@ def test_the_relative_change_ends_a_run() -> None:
 
 
 def test_callbacks_of_one_rank_end_the_run_on_all(rank: int, size: int) -> None:
-    seen: list[Progress] = []
+    reports: list[Progress] = []
 
     def stop(progress: Progress) -> bool:
-        seen.append(progress)
+        reports.append(progress)
         return rank == size - 1 and progress.round == 4
 
     history = scheduled.run(Halve(), 20, every=2, callbacks=[stop, lambda progress: None])
-    assert [one.round for one in seen] == history.rounds == [0, 2, 4]
-    assert [one.objective for one in seen] == history.objectives
+    assert [report.round for report in reports] == history.rounds == [0, 2, 4]
+    assert [report.objective for report in reports] == history.objectives
 
 
 @pytest.mark.ranks(2, 3, 4)
@@ -394,7 +394,7 @@ def test_some_ranks(rank: int) -> None:
             problem.process_set = pair
             problem.survey = lambda number: None  # type: ignore[method-assign]
             problem.schedule = (  # type: ignore[method-assign]
-                lambda number, surveyed: problem.made(number)
+                lambda number, surveyed: problem.blocks_of(number)
             )
             problem.push = (  # type: ignore[method-assign]
                 lambda blocks: (TARGET - problem.at) / 2 * np.isin(

@@ -1,4 +1,4 @@
-"""Schedulers and their parts, which communicate with nobody."""
+"""Schedulers and their parts, which do not communicate."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def take_all(correlations: np.ndarray, rho: float) -> list[int]:
 @pytest.mark.parametrize("seed", range(4))
 def test_no_step_of_independent_variables_can_raise_a_quadratic(rho: float, seed: int) -> None:
     correlations = correlated(30, seed=seed)
-    taken = take_all(correlations, rho)
-    chosen = correlations[np.ix_(taken, taken)]
-    pairs = chosen[~np.eye(len(taken), dtype=bool)]
+    choice = take_all(correlations, rho)
+    chosen = correlations[np.ix_(choice, choice)]
+    pairs = chosen[~np.eye(len(choice), dtype=bool)]
     assert np.abs(pairs).max(initial=0) <= rho
     assert np.linalg.eigvalsh(chosen).max() < 2
-    assert 1 <= len(taken) < 30
+    assert 1 <= len(choice) < 30
     # The greedy choice leaves out nothing that would have fitted.
-    for rest in set(range(30)) - set(taken):
-        more = [*(j for j in taken if j < rest), rest]
-        wider = correlations[np.ix_(more, more)]
-        pairs = wider[~np.eye(len(more), dtype=bool)]
+    for rest in set(range(30)) - set(choice):
+        extended = [*(j for j in choice if j < rest), rest]
+        wider = correlations[np.ix_(extended, extended)]
+        pairs = wider[~np.eye(len(extended), dtype=bool)]
         assert np.abs(pairs).max() > rho or np.linalg.eigvalsh(wider).max() > 2 - 1e-4
 
 
@@ -145,8 +145,8 @@ def test_round_robin_gives_all_ranks_work() -> None:
     scheduler = RoundRobin(6)
     scheduler.start(np.ones(30), 3, owners=np.repeat(np.arange(3), 10))
     shares = [scheduler.pick(scheduler.propose(), None) for _ in range(5)]
-    assert [[len(own) for own in blocks] for blocks in shares] == [[2, 2, 2]] * 5
-    picked = np.concatenate([own for blocks in shares for own in blocks])
+    assert [[len(block) for block in blocks] for blocks in shares] == [[2, 2, 2]] * 5
+    picked = np.concatenate([block for blocks in shares for block in blocks])
     np.testing.assert_array_equal(np.sort(picked), np.arange(30))
 
 

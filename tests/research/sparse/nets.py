@@ -18,7 +18,7 @@ STEPS = -(-EXAMPLES // BATCH)  # the last batch is smaller
 METHODS = ("hypergraph", "block", "random")
 
 
-def drawn(seed: int = 1) -> list[Any]:
+def random_layers(seed: int = 1) -> list[Any]:
     """Layers in which every rank has neurons and ghosts, whatever the partition."""
     return sparse.communities(UNITS, 8, 5, 0.2, seed)
 
@@ -30,11 +30,11 @@ def examples() -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def made(
+def compiled_net(
     grid: Grid, optimizer: str | keras.optimizers.Optimizer = "sgd", **options: Any
 ) -> SparseNet:
     """A compiled net; `tanh` tells more than a ReLU, which many errors leave at 0."""
-    net = SparseNet(drawn(), **{"activation": "tanh", "grid": grid, **options})
+    net = SparseNet(random_layers(), **{"activation": "tanh", "grid": grid, **options})
     chosen = keras.optimizers.get(optimizer)
     net.compile(ringar.DistributedOptimizer(chosen, grid=grid), "mse")
     return net
@@ -80,8 +80,8 @@ def of_dense_layers(
                     x = x + tf.convert_to_tensor(bias)
                     x = x if number == len(weights) - 1 else tf.tanh(x)
                 loss = tf.reduce_mean((x - y) ** 2)
-            found: list[tf.Tensor] = tape.gradient(loss, [v.value for v in (*weights, *biases)])
-            return found
+            slopes: list[tf.Tensor] = tape.gradient(loss, [v.value for v in (*weights, *biases)])
+            return slopes
 
         for _ in range(epochs):
             for begin in range(0, len(x), BATCH):

@@ -1,4 +1,4 @@
-"""What a sparse net refuses, on every rank, before training begins."""
+"""Errors of sparse nets, raised on every rank before training begins."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def grid(open_grid: OpenGrid, size: int) -> Grid:
 
 
 def with_an_empty_row() -> list[Any]:
-    layers = [layer.tolil() for layer in nets.drawn()]
+    layers = [layer.tolil() for layer in nets.random_layers()]
     layers[1][5] = 0
     return layers
 
 
 def test_layers(grid: Grid) -> None:
-    layers = nets.drawn()
-    for wrong, message in (
+    layers = nets.random_layers()
+    for argument, message in (
         (with_an_empty_row(), r"`layers\[1\]` must have at least one entry in each row.*first.* 5"),
         ([layers[1], layers[0]], r"`layers\[1\]` must have a column for each of the 48 neurons"),
         ([layers[0].toarray()], r"`layers\[0\]` must be a sparse matrix of SciPy"),
@@ -42,11 +42,11 @@ def test_layers(grid: Grid) -> None:
         ([layers[0] * np.nan], r"`layers\[0\]` must have finite weights"),
     ):
         with pytest.raises(ValueError, match=message):
-            SparseNet(wrong, grid=grid, partition="block")
+            SparseNet(argument, grid=grid, partition="block")
 
 
 def test_arguments(grid: Grid) -> None:
-    layers = nets.drawn()
+    layers = nets.random_layers()
     of_two = sparse.partition(layers[:2], grid.model, "block")
     of_five = sparse.partition(layers, 5, "block")
     for options, message in (
@@ -81,16 +81,16 @@ def test_partitions() -> None:
         with pytest.raises(ValueError, match=message):
             sparse.Partition(tuple(owners), 2)
     with pytest.raises(ValueError, match="`parts` must be a positive whole number"):
-        sparse.partition(nets.drawn(), 0)
+        sparse.partition(nets.random_layers(), 0)
     with pytest.raises(ValueError, match="`method` must be one of"):
-        sparse.partition(nets.drawn(), 2, "best")
+        sparse.partition(nets.random_layers(), 2, "best")
     for imbalance in (0.0, np.inf, np.nan):
         with pytest.raises(ValueError, match="`imbalance` must be above 0 and finite"):
-            sparse.partition(nets.drawn(), 2, imbalance=imbalance)
+            sparse.partition(nets.random_layers(), 2, imbalance=imbalance)
 
 
 def test_inputs_of_another_width(grid: Grid) -> None:
-    net = nets.made(grid, partition="block")
+    net = nets.compiled_net(grid, partition="block")
     with pytest.raises(ValueError, match=r"must have the shape \(batch, 40\)"):
         net.predict(np.zeros((4, 39), np.float32), verbose=0)
 
@@ -98,7 +98,7 @@ def test_inputs_of_another_width(grid: Grid) -> None:
 @pytest.mark.ranks(2)
 def test_one_rank_with_an_empty_row(grid: Grid, rank: int) -> None:
     """The other rank, whose net is fine, is told."""
-    layers = with_an_empty_row() if rank == 1 else nets.drawn()
+    layers = with_an_empty_row() if rank == 1 else nets.random_layers()
     expected = ValueError if rank == 1 else RankError
     with pytest.raises(expected, match="must have at least one entry in each row"):
         SparseNet(layers, grid=grid, partition="block")
@@ -106,12 +106,12 @@ def test_one_rank_with_an_empty_row(grid: Grid, rank: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_ranks_that_disagree(grid: Grid, rank: int) -> None:
-    owners = sparse.partition(nets.drawn(), 2, "random", seed=rank)
-    fewer = nets.drawn()[: 3 - rank]
-    scaled = [layer * (1.0 + rank) for layer in nets.drawn()]
-    for arguments, what in (
+    owners = sparse.partition(nets.random_layers(), 2, "random", seed=rank)
+    fewer = nets.random_layers()[: 3 - rank]
+    scaled = [layer * (1.0 + rank) for layer in nets.random_layers()]
+    for arguments, subject in (
         ({"layers": fewer}, "number of layers"),
-        ({"layers": nets.drawn(seed=rank)}, r"pattern \(digest\) of layer 0"),
+        ({"layers": nets.random_layers(seed=rank)}, r"pattern \(digest\) of layer 0"),
         ({"layers": scaled}, r"weights \(digest\) of layer 0"),
         ({"partition": ("block", "random")[rank]}, "partition"),
         ({"partition": owners}, "partition"),
@@ -119,14 +119,15 @@ def test_ranks_that_disagree(grid: Grid, rank: int) -> None:
         ({"activation": ("relu", "tanh")[rank]}, "activations"),
         ({"biases": [np.full(n, rank) for n in nets.UNITS[1:]]}, r"biases \(digest\)"),
     ):
-        options: dict[str, Any] = {"layers": nets.drawn(), "partition": "random", "grid": grid}
-        with pytest.raises(ValueError, match=f"the same {what}.*rank 0.*rank 1"):
+        layers = nets.random_layers()
+        options: dict[str, Any] = {"layers": layers, "partition": "random", "grid": grid}
+        with pytest.raises(ValueError, match=f"the same {subject}.*rank 0.*rank 1"):
             SparseNet(**{**options, **arguments})
 
 
 @pytest.mark.ranks(2)
 def test_other_examples(grid: Grid, rank: int) -> None:
-    net = nets.made(grid, partition="block")
+    net = nets.compiled_net(grid, partition="block")
     x, y = nets.examples()
     callbacks = [ringar.callbacks.Distributed()]
     with pytest.raises(ValueError, match=r"The examples must be the same .* \(rank 1\)"):
@@ -135,7 +136,7 @@ def test_other_examples(grid: Grid, rank: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_plain_optimizer(grid: Grid) -> None:
-    net = SparseNet(nets.drawn(), grid=grid, partition="block")
+    net = SparseNet(nets.random_layers(), grid=grid, partition="block")
     net.compile(keras.optimizers.SGD(), "mse")
     with pytest.raises(ValueError, match="compiled with optimizer=ringar.DistributedOptimizer"):
         net.fit(*nets.examples(), verbose=0, callbacks=[ringar.callbacks.Distributed()])
@@ -157,11 +158,11 @@ def test_draws() -> None:
 
 def test_checkpoints_of_one_rank(open_grid: OpenGrid, tmp_path: Path) -> None:
     """Saving is collective on any grid, also where each rank has the whole net."""
-    net = nets.made(open_grid(1), partition="block")
+    net = nets.compiled_net(open_grid(1), partition="block")
     model = keras.Sequential([keras.Input((nets.UNITS[0],)), net])
     model.compile(ringar.DistributedOptimizer("sgd", grid=net.grid), "mse")
     saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "net.keras"))
     callbacks = [ringar.callbacks.Distributed(), saving]
-    for one in (net, model):
+    for candidate in (net, model):
         with pytest.raises(ValueError, match="that the first rank can save alone"):
-            one.fit(*nets.examples(), verbose=0, callbacks=callbacks)
+            candidate.fit(*nets.examples(), verbose=0, callbacks=callbacks)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from ringar.parallel import sparse
 from ringar.research.sparse.kernels import Product
 from ringar.research.sparse.plan import LayerPlan, Pattern, plans
+from tests.comparison import assert_all_close
 from tests.plugin import fast_if
 
 pytestmark = pytest.mark.ranks(1)
@@ -22,8 +23,8 @@ def part(units: int = 37) -> tuple[LayerPlan, Pattern]:
     return list(plans(layers, sparse.partition(layers, 3, "random"), PART))[1]
 
 
-def tensors(its: tuple[LayerPlan, Pattern], batch: int, dtype: str) -> list[tf.Tensor]:
-    rng, (plan, _) = np.random.default_rng(batch), its
+def tensors(problem: tuple[LayerPlan, Pattern], batch: int, dtype: str) -> list[tf.Tensor]:
+    rng, (plan, _) = np.random.default_rng(batch), problem
     shapes = [
         (len(plan.entries_of(PART)),),
         (len(plan.neurons),),
@@ -34,13 +35,13 @@ def tensors(its: tuple[LayerPlan, Pattern], batch: int, dtype: str) -> list[tf.T
 
 
 def results(
-    its: tuple[LayerPlan, Pattern],
+    problem: tuple[LayerPlan, Pattern],
     inputs: list[tf.Tensor],
     kernel: str,
     differentiates: bool,
     threads: int,
 ) -> list[np.ndarray]:
-    product = Product(*its, differentiates, kernel, threads)
+    product = Product(*problem, differentiates, kernel, threads)
 
     @tf.function
     def run(*inputs: tf.Tensor) -> list[tf.Tensor]:
@@ -48,39 +49,38 @@ def results(
             tape.watch(inputs)
             outputs = product(*inputs)
             loss = tf.reduce_sum(outputs**2)
-        found = tape.gradient(loss, inputs)
-        return [outputs, *(gradient for gradient in found if gradient is not None)]
+        slopes = tape.gradient(loss, inputs)
+        return [outputs, *(gradient for gradient in slopes if gradient is not None)]
 
-    return [np.asarray(one) for one in run(*inputs)]
+    return [np.asarray(value) for value in run(*inputs)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", fast_if(False, "float64")])
 @pytest.mark.parametrize("batch", [1, 3, 16, 37, 128, *(fast_if(False, b) for b in SLOW)])
 def test_native_equals_scipy(batch: int, dtype: str) -> None:
-    its = part()
-    inputs = tensors(its, batch, dtype)
+    problem = part()
+    inputs = tensors(problem, batch, dtype)
     for differentiates, threads in ((True, 1), (False, 3)):
         native, scipy = (
-            results(its, inputs, kernel, differentiates, threads) for kernel in ("native", "scipy")
+            results(problem, inputs, kernel, differentiates, threads)
+            for kernel in ("native", "scipy")
         )
         assert len(native) == len(scipy) == (5 if differentiates else 3)
         tolerance = 1e-4 if dtype == "float32" else 1e-12
-        for own, other in zip(native, scipy, strict=True):
-            np.testing.assert_allclose(own, other, rtol=tolerance, atol=tolerance)
+        assert_all_close(native, scipy, rtol=tolerance, atol=tolerance)
 
 
 def test_gradients_are_finite_differences() -> None:
-    its = part(units=9)
-    inputs = tensors(its, 3, "float64")
-    product = Product(*its, True, "native", 1)
+    problem = part(units=9)
+    inputs = tensors(problem, 3, "float64")
+    product = Product(*problem, True, "native", 1)
     theoretical, numerical = tf.test.compute_gradient(lambda *a: product(*a), inputs, delta=1e-4)
-    for own, other in zip(theoretical, numerical, strict=True):
-        np.testing.assert_allclose(own, other, atol=1e-8)
+    assert_all_close(theoretical, numerical, atol=1e-8)
 
 
 def test_without_biases() -> None:
-    its = part()
-    values, bias, own, ghosts = tensors(its, 5, "float32")
-    product = Product(*its, True, "native", 1)
-    with_zeros = product(values, tf.zeros_like(bias), own, ghosts)
-    np.testing.assert_array_equal(product(values, None, own, ghosts), with_zeros)
+    problem = part()
+    values, bias, inputs, ghosts = tensors(problem, 5, "float32")
+    product = Product(*problem, True, "native", 1)
+    with_zeros = product(values, tf.zeros_like(bias), inputs, ghosts)
+    np.testing.assert_array_equal(product(values, None, inputs, ghosts), with_zeros)

@@ -23,12 +23,12 @@ pytestmark = pytest.mark.usefixtures("initialized")
 @pytest.fixture(scope="module")
 def trained() -> Callable[[str], np.ndarray]:
     """The weights after two epochs of dense layers with masks."""
-    made: dict[str, np.ndarray] = {}
+    cache: dict[str, np.ndarray] = {}
 
     def of(name: str) -> np.ndarray:
-        if name not in made:
-            made[name] = nets.of_dense_layers(nets.drawn(), OPTIMIZERS[name], epochs=2)
-        return made[name]
+        if name not in cache:
+            cache[name] = nets.of_dense_layers(nets.random_layers(), OPTIMIZERS[name], epochs=2)
+        return cache[name]
 
     return of
 
@@ -45,7 +45,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 def test_equals_dense_layers(
     open_grid: OpenGrid, trained: Callable[[str], np.ndarray], method: str
 ) -> None:
-    net = nets.made(open_grid(ringar.size()), OPTIMIZERS["sgd"](), partition=method)
+    net = nets.compiled_net(open_grid(ringar.size()), OPTIMIZERS["sgd"](), partition=method)
     losses = nets.fit(net, epochs=2)
     np.testing.assert_allclose(nets.flat(net), trained("sgd"), atol=1e-5)
     assert losses[1] < losses[0]
@@ -56,7 +56,7 @@ def test_with_other_optimizers(
     open_grid: OpenGrid, trained: Callable[[str], np.ndarray], optimizer: str
 ) -> None:
     """The norm of a gradient is that of all ranks' parts."""
-    net = nets.made(open_grid(ringar.size()), OPTIMIZERS[optimizer](), partition="random")
+    net = nets.compiled_net(open_grid(ringar.size()), OPTIMIZERS[optimizer](), partition="random")
     nets.fit(net, epochs=2)
     np.testing.assert_allclose(nets.flat(net), trained(optimizer), atol=1e-5)
 
@@ -65,40 +65,40 @@ def test_with_other_optimizers(
 def test_groups_with_examples_of_their_own(
     open_grid: OpenGrid, trained: Callable[[str], np.ndarray]
 ) -> None:
-    net = nets.made(open_grid(2), OPTIMIZERS["sgd"](), partition="block")
+    net = nets.compiled_net(open_grid(2), OPTIMIZERS["sgd"](), partition="block")
     nets.fit(net, epochs=2)
     np.testing.assert_allclose(nets.flat(net), trained("sgd"), atol=1e-5)
 
 
-def sent(net: SparseNet, what: str) -> int:
+def bytes_sent(net: SparseNet, suffix: str) -> int:
     """The bytes that all ranks of the model group have sent for states, or their gradients."""
-    own = sum(traffic.bytes for name, traffic in ringar.stats().items() if name.endswith(what))
-    return int(np.sum(ringar.allgather_object(own, process_set=net.grid.model_set)))
+    count = sum(traffic.bytes for name, traffic in ringar.stats().items() if name.endswith(suffix))
+    return int(np.sum(ringar.allgather_object(count, process_set=net.grid.model_set)))
 
 
 @pytest.mark.every_variant
 @pytest.mark.parametrize("method", nets.METHODS)
 def test_words_are_km1(open_grid: OpenGrid, method: str) -> None:
-    net = nets.made(open_grid(ringar.size()), partition=method)
-    assert net.words == net.partition.words(nets.drawn())
+    net = nets.compiled_net(open_grid(ringar.size()), partition=method)
+    assert net.words == net.partition.words(nets.random_layers())
     assert net.words == [0, *(km1(net, number) for number in (1, 2))]
     ringar.reset_stats()
     nets.fit(net)
     expected = sum(net.words) * nets.EXAMPLES * 4
-    assert sent(net, "/states") == expected
-    assert sent(net, "/gradients") == expected
+    assert bytes_sent(net, "/states") == expected
+    assert bytes_sent(net, "/gradients") == expected
     assert (expected > 0) == (ringar.size() > 1)
     rows = sum(net.partition.owners[-1] == net.grid.part)
     outputs = ringar.stats().get(f"{net.name}/outputs")
-    others = ringar.size() - 1
-    if others:
+    peers = ringar.size() - 1
+    if peers:
         assert outputs is not None
-        assert outputs.bytes == rows * others * nets.EXAMPLES * 4
+        assert outputs.bytes == rows * peers * nets.EXAMPLES * 4
 
 
 def km1(net: SparseNet, number: int) -> int:
     """The definition, one neuron at a time."""
-    layer, owners = nets.drawn()[number].tocsc(), net.partition.owners
+    layer, owners = nets.random_layers()[number].tocsc(), net.partition.owners
     total = 0
     for neuron in range(layer.shape[1]):
         ranks = set(owners[number][layer[:, [neuron]].nonzero()[0]])
@@ -108,13 +108,13 @@ def km1(net: SparseNet, number: int) -> int:
 
 def test_holds_its_neurons_only(open_grid: OpenGrid) -> None:
     grid = open_grid(ringar.size())
-    net = nets.made(grid, partition="block")
-    layers = nets.drawn()
+    net = nets.compiled_net(grid, partition="block")
+    layers = nets.random_layers()
     for rows, layer, owners in zip(net.rows, layers, net.partition.owners, strict=True):
-        own = np.flatnonzero(owners == grid.part)
-        np.testing.assert_array_equal(rows.values.numpy(), layer[own].data)
+        neurons = np.flatnonzero(owners == grid.part)
+        np.testing.assert_array_equal(rows.values.numpy(), layer[neurons].data)
         assert rows.bias is not None
-        assert rows.bias.shape == (len(own),)
+        assert rows.bias.shape == (len(neurons),)
         cut = cut_of(rows.values)
         assert (cut is None) == (grid.model == 1)
         assert cut is None or (cut.grid is grid and cut.uneven == (0,))
@@ -125,7 +125,7 @@ def test_in_a_model_with_a_head(open_grid: OpenGrid) -> None:
     grid = open_grid(ringar.size())
     keras.utils.set_random_seed(1)
     inputs = keras.Input((nets.UNITS[0],))
-    net = SparseNet(nets.drawn(), grid=grid, partition="random", activation="tanh")
+    net = SparseNet(nets.random_layers(), grid=grid, partition="random", activation="tanh")
     model = keras.Model(inputs, keras.layers.Dense(3)(net(inputs)))
     optimizer = keras.optimizers.SGD(0.1)
     model.compile(ringar.DistributedOptimizer(optimizer, grid=grid), "mse")
@@ -139,10 +139,10 @@ def test_in_a_model_with_a_head(open_grid: OpenGrid) -> None:
 
 
 def test_evaluates_and_predicts(open_grid: OpenGrid) -> None:
-    net = nets.made(open_grid(ringar.size()), partition="random")
+    net = nets.compiled_net(open_grid(ringar.size()), partition="random")
     x, y = nets.examples()
     states = x
-    for number, layer in enumerate(nets.drawn()):
+    for number, layer in enumerate(nets.random_layers()):
         states = states @ layer.toarray().T
         states = states if number == 2 else np.tanh(states)
     np.testing.assert_allclose(net.predict(x, verbose=0), states, atol=1e-5)
@@ -151,7 +151,7 @@ def test_evaluates_and_predicts(open_grid: OpenGrid) -> None:
 
 def test_arrays_are_shuffled_alike(open_grid: OpenGrid) -> None:
     """Whatever random numbers the ranks have drawn before; the callback compares the batches."""
-    net = nets.made(open_grid(ringar.size()), partition="block")
+    net = nets.compiled_net(open_grid(ringar.size()), partition="block")
     for _ in range(ringar.rank()):
         tf.random.uniform([])
     callbacks = [ringar.callbacks.Distributed()]

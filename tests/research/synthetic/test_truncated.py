@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from ringar.parallel import Synthesizer, SyntheticBPTT
+from tests.comparison import assert_all_close
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -19,17 +20,17 @@ SEQUENCES, STEPS, FEATURES = 4, 6, 2
 layers = keras.layers
 
 
-class Told(keras.layers.Layer):
-    """A synthesizer's only layer, which returns what it was told, and never learns."""
+class Preset(keras.layers.Layer):
+    """A synthesizer's only layer, which returns preset gradients, and never learns."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]]) -> None:
         super().__init__()
-        self.told = [
+        self.gradients = [
             self.add_weight(shape=shape, initializer="zeros", trainable=False) for shape in shapes
         ]
 
     def call(self, inputs: Any) -> Any:
-        return [0 * x + told for x, told in zip(inputs, self.told, strict=True)]
+        return [0 * x + gradient for x, gradient in zip(inputs, self.gradients, strict=True)]
 
 
 def data(sequences: int = SEQUENCES, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
@@ -40,12 +41,12 @@ def data(sequences: int = SEQUENCES, steps: int = STEPS) -> tuple[np.ndarray, np
 
 def model(stretch: int, rnns: list[Any] | None = None, **options: Any) -> SyntheticBPTT:
     keras.utils.set_random_seed(3)
-    found = SyntheticBPTT(
+    net = SyntheticBPTT(
         rnns or [layers.LSTM(4), layers.GRU(3)], layers.Dense(1, name="head"), stretch, **options
     )
-    found.build((None, None, FEATURES))
-    found.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
-    return found
+    net.build((None, None, FEATURES))
+    net.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    return net
 
 
 def gradients(net: SyntheticBPTT, x: Any, y: Any, ends: Sequence[int], states: Any = None) -> Any:
@@ -65,19 +66,19 @@ def test_with_the_true_gradient_a_stretch_knows_all_that_follows() -> None:
     """The gradient of a sequence is that of its first stretch so, and of the second alone."""
     x, y = data()
     shapes = [(SEQUENCES, 4), (SEQUENCES, 4), (SEQUENCES, 3)]
-    given = [keras.Input(batch_shape=shape) for shape in shapes]
-    told = Told(shapes)
-    net = model(3, synthesizer=keras.Model(given, told(given)))
+    state_inputs = [keras.Input(batch_shape=shape) for shape in shapes]
+    preset = Preset(shapes)
+    net = model(3, synthesizer=keras.Model(state_inputs, preset(state_inputs)))
     before = [np.array(v) for v in net.trainable_variables]
     middle = net._run(tf.constant(x[:, :3]), net._zeros(x), True)[1]
     second, of_states = gradients(net, x[:, 3:], y[:, 3:], [3], middle)
-    whole, _ = gradients(net, x, y, [3, 6])
-    for variable, value in zip(told.told, of_states, strict=True):
+    total, _ = gradients(net, x, y, [3, 6])
+    for variable, value in zip(preset.gradients, of_states, strict=True):
         variable.assign(value * SEQUENCES)  # a synthesizer predicts that of one example
     net.make_train_function()
     net._train_on(x[:, :3], y[:, :3], None, net._zeros(x), goes_on=True, has_past=False)
-    for variable, old, *both in zip(net.trainable_variables, before, whole, second, strict=True):
-        np.testing.assert_allclose(variable, old - 0.1 * (both[0] - both[1]), atol=1e-6)
+    for variable, old, *slopes in zip(net.trainable_variables, before, total, second, strict=True):
+        np.testing.assert_allclose(variable, old - 0.1 * (slopes[0] - slopes[1]), atol=1e-6)
 
 
 def test_without_a_synthesizer_it_is_plain_truncation() -> None:
@@ -115,8 +116,7 @@ def test_states_are_carried_on() -> None:
     for begin in (0, 6):
         short.train_on_batch(x[:, begin : begin + 6], y[:, begin : begin + 6])
     # The synthesizer of the second has one more example, that of the first states.
-    for mine, its in zip(short.trainable_variables[:3], long.trainable_variables[:3], strict=True):
-        np.testing.assert_allclose(mine, its, atol=1e-3)
+    assert_all_close(short.trainable_variables[:3], long.trainable_variables[:3], atol=1e-3)
     assert all(np.any(np.array(state) != 0) for state in short._carried)
     short.reset_states()
     assert all(np.all(np.array(state) == 0) for state in short._carried)
@@ -128,20 +128,20 @@ def test_other_cells_and_dtypes_and_a_shorter_last_stretch() -> None:
     cells = layers.RNN([layers.LSTMCell(4), layers.GRUCell(3)])
     net = model(4, [cells, layers.GRU(3, dtype="mixed_bfloat16")])
     net.compile(keras.optimizers.SGD(0.0), "mse", run_eagerly=True)
-    found = net.fit(x, y, verbose=0).history["loss"][0]
-    np.testing.assert_allclose(found, net.evaluate(x, y, verbose=0), rtol=0.01)
+    loss = net.fit(x, y, verbose=0).history["loss"][0]
+    np.testing.assert_allclose(loss, net.evaluate(x, y, verbose=0), rtol=0.01)
 
 
 def test_a_synthesizer_of_ones_own_is_no_part_of_the_model() -> None:
     """Its weights, losses and files are not those of the net."""
-    own = keras.Sequential(
+    synthesizer = keras.Sequential(
         [keras.Input((4,)), layers.Dense(4, kernel_regularizer="l2", kernel_initializer="ones")]
     )
-    nets = [model(3, [layers.SimpleRNN(4)], synthesizer=one) for one in (own, "zero")]
+    nets = [model(3, [layers.SimpleRNN(4)], synthesizer=choice) for choice in (synthesizer, "zero")]
     assert len(nets[0].variables) == len(nets[1].variables)
     assert nets[0].losses == []
     nets[0].fit(*data(), verbose=0)
-    assert nets[0].synthesizer is own
+    assert nets[0].synthesizer is synthesizer
 
 
 def test_files_and_metrics(tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_bad_input() -> None:
     for synthesizer in ("true", [dense]):
         with pytest.raises(ValueError, match="`synthesizer` must be a model"):
             SyntheticBPTT([lstm], dense, 3, synthesizer=synthesizer)
-    wrong = keras.Sequential([keras.Input((3,)), layers.Dense(3)], name="wrong")
+    misfit = keras.Sequential([keras.Input((3,)), layers.Dense(3)], name="wrong")
     with pytest.raises(ValueError, match=r"inputs of shape \[batch, 4\], \[batch, 4\], \[batch, 3"):
-        model(3, synthesizer=wrong).fit(*data(), verbose=0)
+        model(3, synthesizer=misfit).fit(*data(), verbose=0)
     x, y = data()
     net = model(3, batch_size=SEQUENCES)
     for pair in ((x, y[:, -1]), (x, None), ({"x": x}, y)):

@@ -19,11 +19,11 @@ PAIRS = {
 BATCH, FEATURES = 3, 2
 
 
-def layers(kinds: str, which: int, *, sequences: bool = True, **options: Any) -> list[Any]:
+def layers(kinds: str, library: int, *, sequences: bool = True, **options: Any) -> list[Any]:
     """Keras' layers (0) or ringar's (1), by their letters, the lowest first."""
     last = len(kinds) - 1
     return [
-        PAIRS[kind][which](4 + i % 3, return_sequences=sequences or i < last, **options)
+        PAIRS[kind][library](4 + i % 3, return_sequences=sequences or i < last, **options)
         for i, kind in enumerate(kinds)
     ]
 
@@ -40,9 +40,9 @@ def set_weights(stack: Sequence[Any], features: int = FEATURES) -> None:
 
 def wavefront(kinds: str, chunk: int | None, **options: Any) -> Any:
     """A Wavefront in float64 that returns states, too."""
-    kept = {"sequences": options.pop("sequences", True)}
-    own = layers(kinds, 1, dtype="float64", **kept)
-    stack = ringar.parallel.Wavefront(own, chunk, return_state=True, **options)
+    options_of_layers = {"sequences": options.pop("sequences", True)}
+    stack_layers = layers(kinds, 1, dtype="float64", **options_of_layers)
+    stack = ringar.parallel.Wavefront(stack_layers, chunk, return_state=True, **options)
     stack.build((None, None, FEATURES))
     set_weights(stack.layers)
     return stack
@@ -74,9 +74,9 @@ def gradients(call: Any, weights: list[Any], x: Any, initial: Sequence[Any]) -> 
         outputs = call(x, initial)
         terms = [tf.reduce_sum(tf.sin(out) * (1.0 + i)) for i, out in enumerate(outputs)]
         loss = tf.add_n(terms)
-    found = tape.gradient(loss, [x, *initial, *[weight.value for weight in weights]])
+    slopes = tape.gradient(loss, [x, *initial, *[weight.value for weight in weights]])
     count = 1 + len(initial)
-    return [outputs, found[:count], found[count:]]
+    return [outputs, slopes[:count], slopes[count:]]
 
 
 def expected(kinds: str, x: Any, mask: Any, initial: Sequence[Any], sequences: bool) -> Any:
@@ -90,14 +90,14 @@ def expected(kinds: str, x: Any, mask: Any, initial: Sequence[Any], sequences: b
         def call(x: Any, states: list[Any]) -> list[Any]:
             left, last = list(states), []
             for layer in peers:
-                own = [left.pop(0) for _ in layer.state_size] if left else None
-                x, *after = layer(x, initial_state=own, mask=mask)
+                initial_states = [left.pop(0) for _ in layer.state_size] if left else None
+                x, *after = layer(x, initial_state=initial_states, mask=mask)
                 last += after
             return [x, *last]
 
         return gradients(call, weights, x, initial)
 
-    few = x.shape[1] * len(kinds) < 60  # tracing takes longer than so many steps
+    is_short = x.shape[1] * len(kinds) < 60  # tracing takes longer than so many steps
     return tf.nest.map_structure(
-        lambda tensor: tensor.numpy(), (run if few else tf.function(run))()
+        lambda tensor: tensor.numpy(), (run if is_short else tf.function(run))()
     )

@@ -1,4 +1,4 @@
-"""What cannot be a stack is refused with its layer's name; ranks that disagree all get an error."""
+"""Errors of stacks, which name the layer; ranks that differ all raise one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("initialized")
 
 OPTIONS = {"return_sequences": False, "use_bias": False, "dropout": 0.5}
 SHAPE = "shape of the inputs"
-WHAT = [
+SETTINGS = [
     *("chunk", "number of layers", "kind of layers", "activations", "costs", SHAPE),
     *OPTIONS,
 ]
@@ -88,8 +88,8 @@ def test_inputs_and_states_that_do_not_fit() -> None:
         stack.plan(10)
     stack = stacks.wavefront("GL", 3)
     x = tf.constant(stacks.inputs(5)[0])
-    others = [tf.zeros([3, 5], x.dtype)] * 2
-    for states in ([], [tf.zeros([3, 4])], [tf.zeros([2, 4]), *others], [tf.zeros([]), *others]):
+    zeros = [tf.zeros([3, 5], x.dtype)] * 2
+    for states in ([], [tf.zeros([3, 4])], [tf.zeros([2, 4]), *zeros], [tf.zeros([]), *zeros]):
         received = re.escape(str([tuple(state.shape) for state in states]))
         with pytest.raises(ValueError, match=rf"`initial_state` .* Received: {received}$"):
             stack.call(x, initial_state=states)
@@ -97,29 +97,30 @@ def test_inputs_and_states_that_do_not_fit() -> None:
         stack(x, mask=tf.ones([3, 4], tf.bool))
     with pytest.raises(ValueError, match="expected axis -1 of input shape to have value 2"):
         stack(x[..., :1])
-    unknown = tf.function(stack.__call__, input_signature=[tf.TensorSpec([None, None, 2], x.dtype)])
+    signature = [tf.TensorSpec([None, None, 2], x.dtype)]
+    function = tf.function(stack.__call__, input_signature=signature)
     with pytest.raises(ValueError, match="number of steps of .* must be known"):
-        unknown(x)
+        function(x)
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("what", WHAT)
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_ranks_that_disagree(
-    what: str, open_grid: OpenGrid, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+    setting: str, open_grid: OpenGrid, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_grid(size)
     odd = rank == size - 1
-    monkeypatch.setenv("RINGAR_CALIBRATION", "auto" if odd and what == "costs" else "off")
-    layers = [gru(activation="relu" if odd and what == "activations" else "tanh")]
-    if odd and what in OPTIONS:
-        layers = [gru(**{what: OPTIONS[what]})]
-    if odd and what == "kind of layers":
+    monkeypatch.setenv("RINGAR_CALIBRATION", "auto" if odd and setting == "costs" else "off")
+    layers = [gru(activation="relu" if odd and setting == "activations" else "tanh")]
+    if odd and setting in OPTIONS:
+        layers = [gru(**{setting: OPTIONS[setting]})]
+    if odd and setting == "kind of layers":
         layers = [ringar.layers.ScanLSTM(4, return_sequences=True)]
-    if odd and what == "number of layers":
+    if odd and setting == "number of layers":
         layers.append(gru())
-    stack = ringar.parallel.Wavefront(layers, 4 if odd and what == "chunk" else 3)
-    with pytest.raises(ValueError, match=f"Wavefront: expected the same {what} on every rank"):
-        stack.build((None, 5 if odd and what == SHAPE else 6, 2))
+    stack = ringar.parallel.Wavefront(layers, 4 if odd and setting == "chunk" else 3)
+    with pytest.raises(ValueError, match=f"Wavefront: expected the same {setting} on every rank"):
+        stack.build((None, 5 if odd and setting == SHAPE else 6, 2))
     assert ringar.allreduce(1.0, ringar.Sum) == size  # all go on
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import ringar
 from tests import one_process
+from tests.comparison import assert_all_close
 from tests.parallel.conftest import OpenGrid
 from tests.plugin import fast_if
 from tests.research.wavefront import stacks
@@ -36,7 +37,7 @@ MORE: list[Case] = [
 ]
 
 
-def found(case: Case, way: str) -> list[list[Any]]:
+def results_of(case: Case, way: str) -> list[list[Any]]:
     kinds, steps, chunk, sequences, masked, starts = case
     x, mask = stacks.inputs(steps)
     initial = stacks.states(kinds) if starts else []
@@ -51,8 +52,8 @@ def found(case: Case, way: str) -> list[list[Any]]:
             initial,
         )
 
-    outputs, whole, weights = (run if way == "eager" else tf.function(run))()
-    return [outputs, whole, [ringar.allreduce(gradient) for gradient in weights]]
+    outputs, slopes, weights = (run if way == "eager" else tf.function(run))()
+    return [outputs, slopes, [ringar.allreduce(gradient) for gradient in weights]]
 
 
 @pytest.mark.parametrize(
@@ -71,9 +72,8 @@ def test_as_keras_layer_by_layer(case: Case, way: str, open_grid: OpenGrid, size
     expected = one_process.compute(
         lambda: stacks.expected(kinds, x, mask if masked else None, initial, sequences)
     )
-    for mine, its in zip(found(case, way), expected, strict=True):
-        for one, other in zip(mine, its, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-8)
+    for tensors, arrays in zip(results_of(case, way), expected, strict=True):
+        assert_all_close(tensors, arrays, rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("chunk", [None, 2])
@@ -82,8 +82,8 @@ def test_float32_and_mixed_precision(chunk: int | None, open_grid: OpenGrid, siz
     x = np.float32(stacks.inputs(6)[0])
     results = {}
     for dtype in ("float32", "mixed_bfloat16"):
-        own = stacks.layers("GL", 1, dtype=dtype)
-        stack = ringar.parallel.Wavefront(own, chunk)
+        cells = stacks.layers("GL", 1, dtype=dtype)
+        stack = ringar.parallel.Wavefront(cells, chunk)
         stack.build(x.shape)
         stacks.set_weights(stack.layers)
         results[dtype] = stack(tf.constant(x))
@@ -102,8 +102,8 @@ def test_dropout_has_one_mask_for_all_chunks_and_ranks(open_grid: OpenGrid, size
     results = []
     for chunk in (3, 8):
         keras.utils.set_random_seed(5)
-        own = stacks.layers("GR", 1, dtype="float64", dropout=0.5)
-        stack = ringar.parallel.Wavefront(own, chunk)
+        cells = stacks.layers("GR", 1, dtype="float64", dropout=0.5)
+        stack = ringar.parallel.Wavefront(cells, chunk)
         stack.build(x.shape)
         stacks.set_weights(stack.layers)
         results.append(stack(x, training=True))
@@ -118,17 +118,17 @@ def test_the_input_of_a_model_may_be_the_output_of_another(
 ) -> None:
     open_grid(size)
     x = tf.constant(stacks.inputs(5)[0])
-    both = [stacks.layers("GGG", 1, dtype="float64") for _ in range(2)]
+    groups = [stacks.layers("GGG", 1, dtype="float64") for _ in range(2)]
     models = [
         # Without the dtype Keras would cast the inputs, and the stack would not read the model's.
         keras.Sequential(
-            [keras.Input((5, features), dtype="float64"), ringar.parallel.Wavefront(own, 2)]
+            [keras.Input((5, features), dtype="float64"), ringar.parallel.Wavefront(cells, 2)]
         )
-        for own, features in zip(both, (stacks.FEATURES, 6), strict=True)
+        for cells, features in zip(groups, (stacks.FEATURES, 6), strict=True)
     ]
-    for own, features in zip(both, (stacks.FEATURES, 6), strict=True):
-        stacks.set_weights(own, features)
-    weights = [weight for one in models for weight in one.trainable_variables]
+    for cells, features in zip(groups, (stacks.FEATURES, 6), strict=True):
+        stacks.set_weights(cells, features)
+    weights = [weight for model in models for weight in model.trainable_variables]
 
     def run(calls: list[Any]) -> list[Any]:
         with tf.GradientTape() as tape:
@@ -138,14 +138,13 @@ def test_the_input_of_a_model_may_be_the_output_of_another(
             loss = tf.reduce_sum(tf.sin(outputs))
         return [loss, *tape.gradient(loss, [weight.value for weight in weights])]
 
-    expected = run([layer for own in both for layer in own])
+    expected = run([layer for cells in groups for layer in cells])
     functions = {"tape outside": 1, "tape outside of both": 2}.get(way, 0)
-    calls = [tf.function(one.__call__) for one in models[:functions]] + models[functions:]
+    calls = [tf.function(model.__call__) for model in models[:functions]] + models[functions:]
     run_stacks = tf.function(run) if way == "graph" else run
-    loss, *found = run_stacks(calls)
-    found = [loss, *[ringar.allreduce(gradient) for gradient in found]]
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    loss, *slopes = run_stacks(calls)
+    result = [loss, *[ringar.allreduce(gradient) for gradient in slopes]]
+    assert_all_close(result, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.ranks(2)
@@ -162,9 +161,9 @@ def test_the_gradient_of_inputs_that_no_tape_watches_is_not_sent(
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(x))
         weights = [weight.value for weight in model.trainable_variables]
-        *found, of_inputs = tape.gradient(loss, [*weights, x])
+        *slopes, of_inputs = tape.gradient(loss, [*weights, x])
         assert of_inputs is None, "not a part of it"
-        return found
+        return slopes
 
     tf.function(lambda x: step(x))(tf.constant(stacks.inputs(5)[0]))
     names = [name for name in ringar.stats("name") if "economy" in name]
@@ -178,7 +177,7 @@ def test_compiled_and_with_unknown_steps() -> None:
     x = tf.constant(stacks.inputs(5)[0])
     expected = stack(x)
     compiled = tf.function(stack.__call__, jit_compile=True)(x)
-    unknown = tf.function(stack.__call__, input_signature=[tf.TensorSpec([None, None, 2], x.dtype)])
-    for results in (compiled, unknown(x)):
-        for one, other in zip(results, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-9)
+    signature = [tf.TensorSpec([None, None, 2], x.dtype)]
+    function = tf.function(stack.__call__, input_signature=signature)
+    for results in (compiled, function(x)):
+        assert_all_close(results, expected, rtol=1e-9)

@@ -22,9 +22,9 @@ def test_free_starts_and_messages_give_the_model_of_the_speed(
 ) -> None:
     free = costs_of(12)
     chunks = plan.in_chunks(free, steps, chunk, workers, 1)
-    alone = plan.layer_by_layer(steps, 12, workers, 1)
+    serial = plan.layer_by_layer(steps, 12, workers, 1)
     assert [last - first for first, last in chunks.blocks] == [12 // workers] * workers
-    speed = alone.seconds(free, 4) / chunks.seconds(free, 4)
+    speed = serial.seconds(free, 4) / chunks.seconds(free, 4)
     assert speed == pytest.approx(plan.speedup(steps, chunk, workers))
 
 
@@ -52,14 +52,14 @@ def test_chunks_cover_all_steps() -> None:
 
 
 def test_dear_starts_make_long_chunks_and_very_dear_ones_none() -> None:
-    found = [
+    chunks = [
         plan.choose(costs_of(4, start=start, message=start), 100, 16, 2, 1).chunk
         for start in (0.0, 0.1, 1.0, 10.0, 1000.0)
     ]
-    assert found[0] == 1
-    assert found[:4] == sorted(found[:4])
-    assert found[3] > 10
-    assert found[4] == 0  # layer by layer
+    assert chunks[0] == 1
+    assert chunks[:4] == sorted(chunks[:4])
+    assert chunks[3] > 10
+    assert chunks[4] == 0  # layer by layer
 
 
 @pytest.mark.parametrize("batch", [1, 16, 64, None])
@@ -67,19 +67,19 @@ def test_dear_starts_make_long_chunks_and_very_dear_ones_none() -> None:
 def test_what_is_chosen_is_expected_to_be_no_slower(ranks: int, batch: int | None) -> None:
     cell = ringar.layers.ScanGRU(8)._cell_kind
     for units in (4, 64, 512):
-        known = costs.nominal([costs.Shape(cell, units, units)] * 4)
+        nominal = costs.nominal([costs.Shape(cell, units, units)] * 4)
         for steps in (1, 10, 300):
-            chosen = plan.choose(known, steps, batch, ranks, 2)
+            chosen = plan.choose(nominal, steps, batch, ranks, 2)
             plain = plan.layer_by_layer(steps, 4, ranks, 2)
             for size in (1, 32) if batch is None else (batch,):
-                assert chosen.seconds(known, size) <= plain.seconds(known, size)
+                assert chosen.seconds(nominal, size) <= plain.seconds(nominal, size)
             assert units > 4 or steps > 1 or not chosen.is_wavefront
 
 
 def test_one_layer_and_one_thread_leave_nothing_to_choose() -> None:
     for kinds, threads in (("G", 4), ("GG", 1)):
-        own = stacks.layers(kinds, 1, threads=threads)
-        stack = ringar.parallel.Wavefront(own)
+        cells = stacks.layers(kinds, 1, threads=threads)
+        stack = ringar.parallel.Wavefront(cells)
         stack.build((None, 100, 4))
         assert not stack.plan(100, 16).is_wavefront
 
@@ -91,11 +91,11 @@ def test_measured_costs_are_equal_on_all_ranks(monkeypatch: pytest.MonkeyPatch, 
     grid = ringar.parallel.Grid(model=size) if size > 1 else None
     cell = ringar.layers.ScanLSTM(8)._cell_kind
     shapes = [costs.Shape(cell, 4, units) for units in (8, 96)]
-    found = costs.of_stack(shapes, grid)
-    assert found.units == (8, 96)
-    assert found.layers[1].step(16) > found.layers[0].step(16) > 0
-    assert all(layer(10, 16) > layer(1, 16) > 0 for layer in found.layers)
-    assert (found.message(1000) > 0) == (size > 1)
+    stack_costs = costs.of_stack(shapes, grid)
+    assert stack_costs.units == (8, 96)
+    assert stack_costs.layers[1].step(16) > stack_costs.layers[0].step(16) > 0
+    assert all(layer(10, 16) > layer(1, 16) > 0 for layer in stack_costs.layers)
+    assert (stack_costs.message(1000) > 0) == (size > 1)
     if grid is not None:
-        assert ringar.allgather_object(found) == [found] * size
+        assert ringar.allgather_object(stack_costs) == [stack_costs] * size
         grid.close()

@@ -11,6 +11,7 @@ import pytest
 
 import ringar
 from tests import one_process
+from tests.comparison import assert_all_close
 from tests.parallel.conftest import OpenGrid
 from tests.research.wavefront import stacks
 
@@ -36,10 +37,10 @@ def model(stack: list[Any], *, embed: bool = True, nested: bool = False) -> kera
     before = [keras.Input((STEPS,)), layers.Embedding(WORDS, 2, mask_zero=True)]
     if not embed:
         before = [keras.Input((STEPS, 2))]
-    made = keras.Sequential([*before, *stack, layers.Dense(CLASSES)])
+    classifier = keras.Sequential([*before, *stack, layers.Dense(CLASSES)])
     rng = np.random.default_rng(6)
-    made.set_weights([0.4 * rng.normal(size=w.shape) for w in made.get_weights()])
-    return made
+    classifier.set_weights([0.4 * rng.normal(size=w.shape) for w in classifier.get_weights()])
+    return classifier
 
 
 def compiled(model: keras.Model, optimizer: Any, *, eager: bool = False) -> keras.Model:
@@ -71,19 +72,18 @@ def fit(grid: ringar.parallel.Grid, *, embed: bool, nested: bool = False) -> Non
     )
     history = one_process.fit(plain, x, y, batch_size=12, epochs=2, shuffle=False)
     stack = ringar.parallel.Wavefront(stacks.layers(kinds, 1, sequences=False), 4)
-    mine = compiled(
+    model_on_ranks = compiled(
         model([stack], embed=embed, nested=nested), ringar.DistributedOptimizer("sgd", grid=grid)
     )
     # Each model group has a part of each batch, in the order that makes up the whole ones.
     rows = np.arange(24).reshape(2, grid.data, -1)[:, grid.group].ravel()
-    found = mine.fit(
+    result = model_on_ranks.fit(
         x[rows], y[rows], batch_size=12 // grid.data, epochs=2, shuffle=False, verbose=0,
         callbacks=[ringar.callbacks.Distributed()],
     )  # fmt: skip
-    np.testing.assert_allclose(found.history["loss"], history["loss"], rtol=1e-5)
-    for one, other in zip(mine.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-    assert mine.predict(x, verbose=0).shape == (24, CLASSES)
+    np.testing.assert_allclose(result.history["loss"], history["loss"], rtol=1e-5)
+    assert_all_close(model_on_ranks.get_weights(), plain.get_weights(), rtol=1e-4, atol=1e-6)
+    assert model_on_ranks.predict(x, verbose=0).shape == (24, CLASSES)
 
 
 def test_the_choice_of_layer_by_layer_trains_alike(open_grid: OpenGrid, size: int) -> None:
@@ -92,23 +92,22 @@ def test_the_choice_of_layer_by_layer_trains_alike(open_grid: OpenGrid, size: in
     weights = []
     for chunk in (None, 2):
         stack = ringar.parallel.Wavefront(stacks.layers("GR", 1, sequences=False), chunk)
-        mine = compiled(model([stack]), ringar.DistributedOptimizer("sgd", grid=grid))
-        mine.fit(x, y, batch_size=8, shuffle=False, verbose=0,
+        model_on_ranks = compiled(model([stack]), ringar.DistributedOptimizer("sgd", grid=grid))
+        model_on_ranks.fit(x, y, batch_size=8, shuffle=False, verbose=0,
                  callbacks=[ringar.callbacks.Distributed()])  # fmt: skip
         assert stack.plan(STEPS).is_wavefront is (chunk is not None)
-        weights.append(mine.get_weights())
-    for one, other in zip(*weights, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+        weights.append(model_on_ranks.get_weights())
+    assert_all_close(*weights, rtol=1e-5, atol=1e-7)
 
 
 def test_saved_and_loaded(open_grid: OpenGrid, size: int, shared_tmp_path: Path) -> None:
     open_grid(size)
     stack = ringar.parallel.Wavefront(stacks.layers("LG", 1), 3, name="stack")
-    mine = model([stack, layers.GlobalAveragePooling1D()])
+    model_on_ranks = model([stack, layers.GlobalAveragePooling1D()])
     x, _ = data()
-    expected = mine.predict(x, verbose=0)
+    expected = model_on_ranks.predict(x, verbose=0)
     if ringar.rank() == 0:
-        mine.save(shared_tmp_path / "model.keras")
+        model_on_ranks.save(shared_tmp_path / "model.keras")
     ringar.barrier()
     again = keras.models.load_model(shared_tmp_path / "model.keras")
     assert again.get_layer("stack").chunk == 3
@@ -122,12 +121,13 @@ def test_a_rank_sends_its_chunks_and_nothing_else(open_grid: OpenGrid, size: int
     x, _ = stacks.inputs(7)
     ringar.reset_stats()
     stacks.gradients(lambda x, states: stack(x)[:1], stack.trainable_variables, x, [])
-    sent = {
-        name: one
-        for name, one in ringar.stats("name").items()
+    traffic = {
+        name: statistics
+        for name, statistics in ringar.stats("name").items()
         if "/states" in name or "/gradients" in name
     }
     ups, downs = ringar.rank() < size - 1, ringar.rank() > 0
     units = [4 + i % 3 for i in range(size)]
-    wanted = 8 * stacks.BATCH * 7 * (ups * units[ringar.rank()] + downs * units[ringar.rank() - 1])
-    assert sum(one.bytes for one in sent.values()) == wanted
+    words = ups * units[ringar.rank()] + downs * units[ringar.rank() - 1]
+    expected = 8 * stacks.BATCH * 7 * words
+    assert sum(statistics.bytes for statistics in traffic.values()) == expected

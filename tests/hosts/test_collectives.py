@@ -20,7 +20,7 @@ pytestmark = [
 
 ALGORITHMS = ("auto", "ring", "recursive_doubling", "halving_doubling", "hierarchical")
 SCENARIOS = [
-    *[f"{what}, {how}" for what in ("allreduce", "large allreduce", "narrow allreduce")
+    *[f"{collective}, {how}" for collective in ("allreduce", "large allreduce", "narrow allreduce")
       for how in ALGORITHMS],
     "reducescatter", "allgather", "broadcast", "alltoall", "grouped", "barrier", "objects",
     "process_sets", "sets_in_turn", "messages", "messages_in_a_function", "refused_messages",
@@ -65,7 +65,7 @@ class Ran:
     left: list[str]
     """Names of ringar in the shared memory of the hosts, after its end."""
 
-    def said(self, scenario: str) -> list[object]:
+    def values(self, scenario: str) -> list[object]:
         """What each rank wrote down as a value."""
         return [ast.literal_eval(outcome.message) for outcome in self.outcomes.of(scenario)]
 
@@ -109,7 +109,7 @@ def test_ranks_know_where_they_are(ran: Ran) -> None:
         peers = [h for h in range(len(ran.layout.ranks)) if ran.layout.ranks[h] > local_rank]
         place = (local_rank, ran.layout.ranks[host], peers.index(host), len(peers))
         expected.append((f"host{host}", rank, len(hosts), *place))
-    assert ran.said("where") == expected
+    assert ran.values("where") == expected
 
 
 def test_bytes_between_hosts(ran: Ran) -> None:
@@ -120,12 +120,12 @@ def test_bytes_between_hosts(ran: Ran) -> None:
     n = len(ran.layout.ranks)
     firsts = [ran.layout.hosts_of_ranks.index(host) for host in range(n)]
 
-    def sent(what: str) -> list[object]:
-        said = ran.said(f"sent, {what}")
-        return [said[first] for first in firsts]
+    def ratios(name: str) -> list[object]:
+        values = ran.values(f"sent, {name}")
+        return [values[first] for first in firsts]
 
-    assert sent("hierarchical") == pytest.approx([2 * (n - 1) / n] * n, rel=0.02)
-    assert sent("hierarchical, narrow") == pytest.approx([(n - 1) / n] * n, rel=0.02)
+    assert ratios("hierarchical") == pytest.approx([2 * (n - 1) / n] * n, rel=0.02)
+    assert ratios("hierarchical, narrow") == pytest.approx([(n - 1) / n] * n, rel=0.02)
     if not ran.layout.in_turn:
         ranks = sum(ran.layout.ranks)
-        assert sent("ring") == pytest.approx([2 * (ranks - 1) / ranks] * n, rel=0.02)
+        assert ratios("ring") == pytest.approx([2 * (ranks - 1) / ranks] * n, rel=0.02)

@@ -65,8 +65,8 @@ def test_allocations() -> None:
     assert choice(SLURM) == Choice("srun", 4, NODES, "SLURM", "mpirun")
     assert choice(SLURM, num_proc=2) == Choice("srun", 2, NODES[:1], "SLURM", "mpirun")
     assert choice(LSF) == Choice("ssh", 4, NODES, "LSF")
-    here = (Host(socket.gethostname(), 4),)
-    assert choice(LSF_HERE) == Choice("local", 4, here, "LSF")
+    allocation = (Host(socket.gethostname(), 4),)
+    assert choice(LSF_HERE) == Choice("local", 4, allocation, "LSF")
 
 
 def test_a_container_in_an_allocation_may_lack_srun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,15 @@ from ringar.launchers.supervise import failures
 from ringar.launchers.supervise.ranks import ExitStatus
 
 
-def a_rank(number: int, code: int = 1, words: tuple[bytes, ...] = (), stopped: bool = False) -> Any:
+def a_rank(
+    number: int, code: int = 1, words: tuple[bytes, ...] = (), is_stopped: bool = False
+) -> Any:
     """A rank as far as the report needs it."""
     return SimpleNamespace(
         number=number,
         status=ExitStatus(code=code),
         stderr=SimpleNamespace(tail=lambda: list(words)),
-        stopped=stopped,
+        stopped=is_stopped,
     )
 
 
@@ -31,7 +33,7 @@ def test_cause_is_the_first_that_does_not_report_a_lost_peer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "names"),
+    ("numbers", "names"),
     [
         ([1], "rank 1 was"),
         ([1, 2], "ranks 1, 2 were"),
@@ -39,9 +41,9 @@ def test_cause_is_the_first_that_does_not_report_a_lost_peer() -> None:
         ([1, 3, 4, 5, 7], "ranks 1, 3 to 5, 7 were"),
     ],
 )
-def test_ranks_are_listed_shortly(others: list[int], names: str) -> None:
+def test_ranks_are_listed_shortly(numbers: list[int], names: str) -> None:
     first = a_rank(0, 4)
-    ranks = [first, *(a_rank(number, stopped=True) for number in others)]
+    ranks = [first, *(a_rank(number, is_stopped=True) for number in numbers)]
     text, _ = failures.report(ranks, [first])
     assert text == f"rank 0 of {len(ranks)} failed with exit code 4; {names} stopped"
 

@@ -149,21 +149,21 @@ def test_a_program_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("change", "error"),
     [
         ({"ringar": "0.0.1"}, "expected ringar 0.0.1, as on the launcher's host, received"),
         ({"folder": "/none"}, "expected the folder /none, which ranks start in: No such file"),
     ],
 )
-def test_a_host_that_differs_takes_no_ranks(changed: dict[str, str], told: str) -> None:
+def test_a_host_that_differs_takes_no_ranks(change: dict[str, str], error: str) -> None:
     """Also one that joins an elastic job, and that nobody has asked before."""
     job = {"ringar": ringar_version(), "folder": os.getcwd(), "environment": {}, "hosts": []}
 
     class Said(Control):
         def next(self) -> dict[str, Any]:
-            return {**job, **changed}
+            return {**job, **change}
 
-    with pytest.raises(UsageError, match=re.escape(told)):
+    with pytest.raises(UsageError, match=re.escape(error)):
         take(Said(), argparse.Namespace(command=["true"]))
 
 

@@ -29,7 +29,7 @@ from tests.launchers.programs import write
 
 
 @functools.cache
-def missing() -> str:
+def obstacle() -> str:
     """Why no job of mpirun can be started here; "" if one can."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed"
@@ -40,7 +40,7 @@ def missing() -> str:
     return ""
 
 
-pytestmark = [pytest.mark.job, pytest.mark.skipif(bool(missing()), reason=missing() or "-")]
+pytestmark = [pytest.mark.job, pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "-")]
 
 MPIRUN = ("--launcher", "mpirun")
 TWO_HOSTS = ("-H", "localhost:1,127.0.0.2:2", "--link", "mpi")
@@ -76,7 +76,7 @@ def test_ranks_of_a_module_form_one_world(tmp_path: Path) -> None:
     options = ("-x", "MY_A=1 2,3\n4", "-x", f"PYTHONPATH={tmp_path}", "--deadline", "5")
     result = launch("-np", "3", *MPIRUN, *options, "-m", "show")
     assert result.returncode == 0, result.stderr
-    found = {}
+    cpus_of = {}
     for line in result.stdout.splitlines():
         prefix, _, text = line.partition("] ")
         rank, size, total, environ, cpus = json.loads(text)
@@ -87,11 +87,11 @@ def test_ranks_of_a_module_form_one_world(tmp_path: Path) -> None:
         assert environ["RINGAR_DEADLINE"] == "5"
         assert environ["MY_A"] == "1 2,3\n4"
         assert "RINGAR_RANK" not in environ
-        found[rank] = cpus
-    assert sorted(found) == [0, 1, 2]
+        cpus_of[rank] = cpus
+    assert sorted(cpus_of) == [0, 1, 2]
     usable = os.sched_getaffinity(0)
     if len(usable) >= 3:
-        assert sum(map(len, found.values())) == len(usable)
+        assert sum(map(len, cpus_of.values())) == len(usable)
 
 
 @both_links
@@ -103,12 +103,12 @@ def test_environment_crosses_to_another_host(hosts: tuple[str, ...], agent: Path
         env={"MY_B": "5", "TF_MINE": "6", "MY_OTHER": "7", "RINGAR_SSH": "not-this-one"},
     )
     assert result.returncode == 0, result.stderr
-    here, *there = sorted(result.stdout.splitlines())
-    assert here.startswith("[0] 0--1 2,3 4-5-6-")
-    assert there == ["[1] 1-1-1 2,3 4-5-6-7-", "[2] 2-1-1 2,3 4-5-6-7-"]
-    asked = (agent.parent / "asked").read_text().splitlines()
-    assert asked[0].startswith("-p 22 127.0.0.2 env ")  # the check
-    assert "-p 22 127.0.0.2 " in asked[-1]  # mpirun's daemon, or the guard
+    first, *others_lines = sorted(result.stdout.splitlines())
+    assert first.startswith("[0] 0--1 2,3 4-5-6-")
+    assert others_lines == ["[1] 1-1-1 2,3 4-5-6-7-", "[2] 2-1-1 2,3 4-5-6-7-"]
+    requests = (agent.parent / "asked").read_text().splitlines()
+    assert requests[0].startswith("-p 22 127.0.0.2 env ")  # the check
+    assert "-p 22 127.0.0.2 " in requests[-1]  # mpirun's daemon, or the guard
 
 
 @both_links
@@ -161,8 +161,8 @@ def test_a_failed_rank_ends_the_job_and_leaves_the_others_a_moment(
     hosts: tuple[str, ...], end: str, code: int, says: str, agent: Path
 ) -> None:
     # Rank 0 gets 2 s after the failure, enough for its last words.
-    others = "sleep 0.5; echo last words; sleep 100"
-    program = shell(f"if [ {RANK} = 1 ]; then {end}; fi; {others}")
+    peer = "sleep 0.5; echo last words; sleep 100"
+    program = shell(f"if [ {RANK} = 1 ]; then {end}; fi; {peer}")
     started = time.monotonic()
     result = launch(*hosts, "--failure-grace", "2", *program, env={"RINGAR_SSH": str(agent)})
     assert time.monotonic() - started < 30
@@ -316,8 +316,8 @@ def test_a_host_with_another_ringar_is_named_and_nothing_starts(
     for name, text in files.items():
         (tmp_path / "ringar" / name).write_text(text)
     # As with ssh, not in the folder of the launcher, whose ringar Python would find.
-    there = f"cd {tmp_path}; shift; echo asked >>asked; PYTHONPATH={tmp_path}"
-    write(tmp_path / "agent", f'{there} exec sh -c "$*"')
+    prefix = f"cd {tmp_path}; shift; echo asked >>asked; PYTHONPATH={tmp_path}"
+    write(tmp_path / "agent", f'{prefix} exec sh -c "$*"')
     program = shell(f"touch {tmp_path}/started")
     result = launch(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(tmp_path / "agent")})
     assert result.returncode == 1

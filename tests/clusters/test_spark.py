@@ -97,9 +97,9 @@ def test_the_example() -> None:
     command = [sys.executable, program, "--master", "local-cluster[2,1,1024]"]
     job = run_job(None, command, deadline=380).check()
     assert "2 ranks, loss of the last epoch" in job.stdout, job
-    found = re.search(r"accuracy: ([\d.]+)%", job.stdout)
-    assert found is not None, job
-    assert float(found[1]) > 90, job
+    match = re.search(r"accuracy: ([\d.]+)%", job.stdout)
+    assert match is not None, job
+    assert float(match[1]) > 90, job
 
 
 ELASTIC = """

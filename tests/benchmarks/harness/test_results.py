@@ -26,9 +26,9 @@ HERE = {
 }
 
 
-def run_of(sizes: list[int], seconds: float, **more: Any) -> results.Run:
+def run_of(sizes: list[int], seconds: float, **fields: Any) -> results.Run:
     rows = [{"peer": "ringar_engine", "bytes": size, "seconds": seconds} for size in sizes]
-    return {"tried": {"sizes": sizes}, "rows": rows, "missing": {}, **more}
+    return {"tried": {"sizes": sizes}, "rows": rows, "missing": {}, **fields}
 
 
 @pytest.mark.parametrize(
@@ -74,30 +74,30 @@ def test_the_bound_is_the_longer_step_each_time() -> None:
     ranks = [[[1.0, 3.0], [1.0, 1.0]], [[2.0, 1.0], [1.0, 2.0]]]
     assert step_by_step(ranks) == [2.5, 1.5]
     plain = Series([[2.0, 1.5]], bounds=[step_by_step(ranks)])
-    found = {("mlp", 2, False): plain, ("mlp", 2, True): Series([[4.0]])}
-    rows = overhead.rows(found)
+    series = {("mlp", 2, False): plain, ("mlp", 2, True): Series([[4.0]])}
+    rows = overhead.rows(series)
     assert [row["bound"] for row in rows] == [2.0, 2.0]
     assert rows[1]["of_bound"] == 0.5
     assert "50.0%" in overhead.table_text(rows)
 
 
-def copies(own: float, write: float, read: float) -> list[dict[str, Any]]:
+def copies(read_own: float, write: float, read: float) -> list[dict[str, Any]]:
     titles = ("in its own cache", "to", "from")
-    return [{"copy": t, "rate": r} for t, r in zip(titles, (own, write, read), strict=True)]
+    return [{"copy": t, "rate": r} for t, r in zip(titles, (read_own, write, read), strict=True)]
 
 
 def test_bounds_depend_on_the_caches() -> None:
     def bound_of(rows: list[dict[str, Any]]) -> dict[str, float]:
-        found = targets.targets(targets.Figures({"rates": {"rows": rows}}))
-        return {target.what: target.bound for target in found}
+        figures = targets.targets(targets.Figures({"rates": {"rows": rows}}))
+        return {target.what: target.bound for target in figures}
 
     near, far = bound_of(copies(50e9, 30e9, 40e9)), bound_of(copies(45e9, 12e9, 19e9))
-    for what, of_near, of_far in (
+    for title, of_near, of_far in (
         ("allreduce 256 KiB to 16 MiB, of MPICH", 2.5, 1.5),
         ("allreduce 64 MiB, 256 MiB, of Open MPI", 4.5, 2.5),
         ("allreduce 64 MiB in place, of a memcpy", 0.8, 1.3),
     ):
-        assert (near[what], far[what]) == (of_near, of_far)
+        assert (near[title], far[title]) == (of_near, of_far)
     assert "share no cache" in rates.text(copies(45e9, 12e9, 19e9))
 
 

@@ -41,7 +41,7 @@ inline double limit(double seconds) {
   return emulated() ? 10 * seconds : seconds;
 }
 
-[[noreturn]] void fail(const char* file, int line, const std::string& what);
+[[noreturn]] void fail(const char* file, int line, const std::string& message);
 
 template <typename T>
 std::string show(const T& value) {

@@ -32,10 +32,10 @@ namespace {
 class Repeated : public Request {
  public:
   Repeated(const Spec& spec, Bytes& memory, int arrays) : Request(spec) {
-    const auto each = static_cast<int64_t>(memory.size() / size_t(arrays) / sizeof(float));
+    const auto length = static_cast<int64_t>(memory.size() / size_t(arrays) / sizeof(float));
     for (int i = 0; i < arrays; ++i) {
-      std::byte* at = memory.data() + static_cast<size_t>(i * each) * sizeof(float);
-      tensors.push_back({at, at, Shape(1, [&](int) { return each; })});
+      std::byte* at = memory.data() + static_cast<size_t>(i * length) * sizeof(float);
+      tensors.push_back({at, at, Shape(1, [&](int) { return length; })});
     }
   }
   std::byte* allocate(size_t, int64_t) override { return nullptr; }

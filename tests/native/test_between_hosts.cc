@@ -131,10 +131,10 @@ float tree_sum(const std::vector<float>& of_ranks, int r, int segment, int fewes
   std::vector<int> edges{n};
   while (edges.back() > fewest) edges.push_back((edges.back() + 1) / 2);
   if (edges.size() == 1) return of_ranks[static_cast<size_t>(r)];
-  const int more = edges[edges.size() - 2], fewer = edges.back();
-  const float own = tree_sum(of_ranks, r, segment, more);
-  if ((segment - r + n) % n >= more - fewer) return own;
-  return own + tree_sum(of_ranks, (r - fewer + n) % n, segment, more);
+  const int segments = edges[edges.size() - 2], half = edges.back();
+  const float sum = tree_sum(of_ranks, r, segment, segments);
+  if ((segment - r + n) % n >= segments - half) return sum;
+  return sum + tree_sum(of_ranks, (r - half + n) % n, segment, segments);
 }
 
 // Numbers whose sum depends on the order of additions, in segments of 16 each, and some blocks.
@@ -177,9 +177,9 @@ TEST(between_hosts_ranks_of_one_host_that_disagree_on_the_link) {
     EXPECT_OK(engine->add_process_set({0, 1}, &id));
     for (const char* algorithm : {"ring", "recursive_doubling", "halving_doubling"}) {
       if (me.rank == 2) continue;
-      const std::string wanted = me.rank == 0 ? "algorithm=" + std::string(algorithm) + " " : "";
+      const std::string prefix = me.rank == 0 ? "algorithm=" + std::string(algorithm) + " " : "";
       TestRequest request("allreduce dtype=float32 op=sum set=" + std::to_string(id) + " " +
-                          wanted + "name=flat");
+                          prefix + "name=flat");
       add_ones(request, me.rank, 1000);
       const Status status = engine->run(request);
       EXPECT_EQ(status.code(), RINGAR_MISMATCH);
@@ -201,8 +201,8 @@ TEST(between_hosts_process_sets) {
       EXPECT_OK(engine->add_process_set(set, &ids.back()));
     }
     for (uint64_t seed = 0; seed < 60; ++seed) {
-      const size_t which = seed % sets.size();
-      run_plan(random_plan_between_hosts(9000 + seed, sets[which], ids[which], 200'000), me.rank,
+      const size_t index = seed % sets.size();
+      run_plan(random_plan_between_hosts(9000 + seed, sets[index], ids[index], 200'000), me.rank,
                *engine);
     }
     for (int id : ids) EXPECT_OK(engine->remove_process_set(id));

@@ -124,14 +124,14 @@ TEST(calibration_is_the_same_on_all_ranks) {
       Engine engine(me.config);
       EXPECT_OK(engine.start());
       // Ranks that share cores, or run under a sanitizer, may have too little time to find any.
-      const size_t found = engine.past_caches_bytes();
-      if (!engine.has_calibrated()) EXPECT_EQ(found, kNever);
-      if (found != kNever)
-        EXPECT(found >= 8 * kMiB / static_cast<size_t>(me.size) - 64 && found <= 16 * kMiB);
-      me.notes[1 + me.rank].store(static_cast<int>(found / 64));
+      const size_t bytes = engine.past_caches_bytes();
+      if (!engine.has_calibrated()) EXPECT_EQ(bytes, kNever);
+      if (bytes != kNever)
+        EXPECT(bytes >= 8 * kMiB / static_cast<size_t>(me.size) - 64 && bytes <= 16 * kMiB);
+      me.notes[1 + me.rank].store(static_cast<int>(bytes / 64));
       me.meet(0);
       for (int r = 0; r < me.size; ++r)
-        EXPECT_EQ(me.notes[1 + r].load(), static_cast<int>(found / 64));
+        EXPECT_EQ(me.notes[1 + r].load(), static_cast<int>(bytes / 64));
       for (uint64_t seed = 0; seed < 4; ++seed)
         run_plan(random_plan(50 + seed, all_ranks(me.size), 0, 300'000), me.rank, engine);
     });
@@ -140,11 +140,11 @@ TEST(calibration_is_the_same_on_all_ranks) {
 // Messages take a while to hosts far apart, however short they are.
 class FarLink : public Link {
  public:
-  FarLink(std::unique_ptr<Link> near, double seconds, std::atomic<int>& sent)
-      : near_(std::move(near)), seconds_(seconds), sent_(sent) {}
+  FarLink(std::unique_ptr<Link> near, double seconds, std::atomic<int>& sends)
+      : near_(std::move(near)), seconds_(seconds), sends_(sends) {}
 
   Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) override {
-    ++sent_;
+    ++sends_;
     return begin(handle, 0, [&](int* near) { return near_->send(to, tag, data, bytes, near); });
   }
   Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
@@ -159,8 +159,8 @@ class FarLink : public Link {
     if (!transfer.come)
       transfer.status = near_->poll(transfer.near, &transfer.come, &transfer.from);
     const auto now = static_cast<double>(monotonic_ns());
-    if (transfer.come && transfer.due == 0) transfer.due = now + transfer.seconds * 1e9;
-    *done = transfer.come && now >= transfer.due;
+    if (transfer.come && transfer.deadline == 0) transfer.deadline = now + transfer.seconds * 1e9;
+    *done = transfer.come && now >= transfer.deadline;
     if (from) *from = transfer.from;
     return *done ? transfer.status : Status();
   }
@@ -170,7 +170,7 @@ class FarLink : public Link {
     double seconds;  // after it has come
     int near = -1, from = -1;
     bool come = false;
-    double due = 0;
+    double deadline = 0;
     Status status{};
   };
 
@@ -183,20 +183,20 @@ class FarLink : public Link {
 
   const std::unique_ptr<Link> near_;
   const double seconds_;
-  std::atomic<int>& sent_;
+  std::atomic<int>& sends_;
   std::mutex mutex_;
   std::deque<Transfer> transfers_;
 };
 
 // The start of a job must not take a hundred times as long as a message.
 TEST(calibration_between_hosts_far_apart_is_short) {
-  std::atomic<int> sent{0};
+  std::atomic<int> sends{0};
   on_threads(Hosts{{1, 1}}, [&](Rank& me) {
     me.config.recursive_doubling_count = 0;  // nothing is known of the network
-    Engine engine(me.config, std::make_unique<FarLink>(me.mesh->open(me.rank), 0.04, sent));
+    Engine engine(me.config, std::make_unique<FarLink>(me.mesh->open(me.rank), 0.04, sends));
     EXPECT_OK(engine.start());
   });
-  EXPECT(sent.load() < 160);
+  EXPECT(sends.load() < 160);
 }
 
 // One rank alone calibrates nothing, however it was asked.

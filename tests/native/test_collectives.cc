@@ -151,8 +151,8 @@ TEST(process_sets_refuse_strangers_and_the_removed) {
       EXPECT_OK(status);
     }
     EXPECT_OK(engine.remove_process_set(id));
-    TestRequest late(spec);
-    const Status removed = engine.run(late);
+    TestRequest request(spec);
+    const Status removed = engine.run(request);
     EXPECT_EQ(removed.code(), RINGAR_MISMATCH);
     EXPECT_CONTAINS(removed.message(), "was never added or is removed");
     EXPECT_EQ(engine.remove_process_set(id).code(), RINGAR_MISMATCH);

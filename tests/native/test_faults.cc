@@ -331,8 +331,8 @@ TEST(faults_starting_again_after_one) {
       Engine engine(me.config);
       EXPECT_OK(engine.start());
       if (me.rank == 1) me.await(round, 1);
-      TestRequest late("barrier name=late"), next("barrier name=next");
-      EXPECT(!engine.run(late).ok() || !engine.run(next).ok());
+      TestRequest barrier("barrier name=late"), next("barrier name=next");
+      EXPECT(!engine.run(barrier).ok() || !engine.run(next).ok());
       if (me.rank == 0) me.add(round);
       me.meet(10 + round);
     }

@@ -78,8 +78,8 @@ TEST(on_gpus_process_sets) {
           run_plan(random_plan_on_gpus(8, all_ranks(4), 0, 1000), me.rank, *engine);
       }
       for (uint64_t seed = 0; seed < 40; ++seed) {
-        const size_t which = seed % sets.size();
-        run_plan(random_plan_on_gpus(9000 + seed, sets[which], ids[which], 20'000), me.rank,
+        const size_t index = seed % sets.size();
+        run_plan(random_plan_on_gpus(9000 + seed, sets[index], ids[index], 20'000), me.rank,
                  *engine);
       }
       EXPECT(gpu_standin().calls("ncclCommSplit") >= 3);
@@ -126,16 +126,16 @@ TEST(on_gpus_in_the_order_of_the_stream) {
       const auto engine = engine_with_gpu(me);
       EXPECT_OK(engine->start());
       static float values[1000];
-      static std::atomic<float> seen;
+      static std::atomic<float> sum;
       const auto write = [](void*) {
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
         for (float& value : values) value = 3;
       };
-      const auto read = [](void*) { seen = values[999]; };
+      const auto read = [](void*) { sum = values[999]; };
       run_plan(random_plan_on_gpus(4, {0, 1}, 0, 1000), me.rank, *engine);  // opens the GPU
       for (int i = 0; i < 3; ++i) {
         std::fill(std::begin(values), std::end(values), -1.0f);
-        seen.store(-1);
+        sum.store(-1);
         TestRequest request("allreduce dtype=float32 op=sum name=late");
         request.gpu.emplace();
         auto* const bytes = reinterpret_cast<std::byte*>(values);
@@ -145,8 +145,8 @@ TEST(on_gpus_in_the_order_of_the_stream) {
         gpu_standin().enqueue(nullptr, read, nullptr);
         EXPECT_OK(engine->synchronize_gpu());
         EXPECT_EQ(values[0], 6.0f);
-        while (seen.load() < 0) std::this_thread::yield();
-        EXPECT_EQ(seen.load(), 6.0f);
+        while (sum.load() < 0) std::this_thread::yield();
+        EXPECT_EQ(sum.load(), 6.0f);
       }
     }
     expect_clean_gpu();

@@ -56,21 +56,21 @@ TEST(output_pool_uses_memory_again) {
     Memory first = pool->take(3 * kLeast), second = pool->take(2 * kLeast - 1);
     EXPECT(!pool->take(kLeast - 1));
     EXPECT_EQ(pool->bytes_taken(), 5 * kLeast);
-    std::byte *const one = first->data(), *const two = second->data();
-    EXPECT(two >= one + 3 * kLeast);
-    std::memset(one, 1, 3 * kLeast);
-    std::memset(two, 2, 2 * kLeast);
-    EXPECT_EQ(one[3 * kLeast - 1], std::byte{1});
+    std::byte *const first_data = first->data(), *const second_data = second->data();
+    EXPECT(second_data >= first_data + 3 * kLeast);
+    std::memset(first_data, 1, 3 * kLeast);
+    std::memset(second_data, 2, 2 * kLeast);
+    EXPECT_EQ(first_data[3 * kLeast - 1], std::byte{1});
     std::thread([&] { first.reset(); }).join();
     first = pool->take(2 * kLeast);
-    EXPECT_EQ(first->data(), one);
+    EXPECT_EQ(first->data(), first_data);
     Memory third = pool->take(kLeast);
-    EXPECT_EQ(third->data(), one + 2 * kLeast);
+    EXPECT_EQ(third->data(), first_data + 2 * kLeast);
     second.reset();
     third.reset();
     first.reset();
     EXPECT_EQ(pool->bytes_taken(), size_t{0});
-    EXPECT_EQ(pool->take(5 * kLeast)->data(), one);  // what was freed is one range again
+    EXPECT_EQ(pool->take(5 * kLeast)->data(), first_data);  // what was freed is one range again
     EXPECT_EQ(pool->bytes_with_pages(), 5 * kLeast);
   });
 }
@@ -99,7 +99,7 @@ TEST(output_pool_makes_no_pages_and_keeps_none_where_memory_is_short) {
   size_t available = kBytes;
   const auto pool = std::make_shared<OutputPool>(
       static_cast<std::byte*>(memory), kBytes, 0, 1, [](uint64_t, size_t) { return true; },
-      [&](size_t more) { return available < more + kLeast; });
+      [&](size_t bytes) { return available < bytes + kLeast; });
   Memory first = pool->take(2 * kLeast), second = pool->take(kLeast);
   available = 2 * kLeast;
   EXPECT(!pool->take(2 * kLeast));
@@ -117,7 +117,7 @@ TEST(output_pool_makes_no_pages_and_keeps_none_where_memory_is_short) {
 TEST(output_pool_memory_outlives_the_engine) {
   on_processes(2, [](Rank& me) {
     limit_pool(16 * kLeast);
-    std::vector<Memory> kept;
+    std::vector<Memory> memories;
     auto engine = me.engine();
     EXPECT_OK(engine->start());
     const auto pool = engine->outputs();
@@ -125,10 +125,10 @@ TEST(output_pool_memory_outlives_the_engine) {
     const int64_t before = blocks_of(me);
     me.meet(6);
     for (int i = 0; i < 4; ++i) {
-      kept.push_back(pool->take(2 * kLeast));
-      std::memset(kept.back()->data(), 7, 2 * kLeast);
+      memories.push_back(pool->take(2 * kLeast));
+      std::memset(memories.back()->data(), 7, 2 * kLeast);
     }
-    kept[1].reset();
+    memories[1].reset();
     me.meet(1);
     engine->stop();
     engine.reset();
@@ -139,8 +139,9 @@ TEST(output_pool_memory_outlives_the_engine) {
     engine = me.engine();  // whose start forgets the time before
     EXPECT_OK(engine->start());
     for (const size_t i : {0u, 2u, 3u})
-      for (size_t at = 0; at < 2 * kLeast; at += 4096) EXPECT_EQ(kept[i]->data()[at], std::byte{7});
-    std::thread([&] { kept.clear(); }).join();
+      for (size_t at = 0; at < 2 * kLeast; at += 4096)
+        EXPECT_EQ(memories[i]->data()[at], std::byte{7});
+    std::thread([&] { memories.clear(); }).join();
     me.meet(4);
     EXPECT(blocks_of(me) <= before);
     me.meet(5);
@@ -206,11 +207,11 @@ class InPool {
 
  private:
   std::byte* place(OutputPool& pool, size_t bytes, uint64_t choices, size_t element) {
-    kept_.push_back(pool.take(std::max(kLeast, bytes + 64)));
-    EXPECT(kept_.back());
-    return kept_.back()->data() + choices % 4 * element;
+    memories_.push_back(pool.take(std::max(kLeast, bytes + 64)));
+    EXPECT(memories_.back());
+    return memories_.back()->data() + choices % 4 * element;
   }
-  std::vector<Memory> kept_;
+  std::vector<Memory> memories_;
 };
 
 void expect_plan_in_pool(const Plan& plan, int rank, Engine& engine, uint64_t choices) {

@@ -106,25 +106,25 @@ TEST(messages_of_several_threads) {
     on_threads(hosts, [](Rank& me) {
       const auto engine = me.engine();
       EXPECT_OK(engine->start());
-      std::atomic<int> wrong{0};
+      std::atomic<int> failures{0};
       std::vector<std::thread> threads;
       for (int r = 0; r < me.size; ++r) {
         if (r == me.rank) continue;
         threads.emplace_back([&, r] {
           for (int i = 0; i < 30; ++i) {
             Send send(r);
-            if (!engine->run(send.with({i * 50}, 1)).ok()) ++wrong;
+            if (!engine->run(send.with({i * 50}, 1)).ok()) ++failures;
           }
         });
         threads.emplace_back([&, r] {
           for (int i = 0; i < 30; ++i) {
             Recv recv(r);
-            if (!engine->run(recv.of({i * 50})).ok()) ++wrong;
+            if (!engine->run(recv.of({i * 50})).ok()) ++failures;
           }
         });
       }
       for (std::thread& thread : threads) thread.join();
-      EXPECT_EQ(wrong.load(), 0);
+      EXPECT_EQ(failures.load(), 0);
     });
 }
 
@@ -163,8 +163,8 @@ TEST(messages_that_wait_hold_up_nothing) {
       const auto engine = me.engine();
       EXPECT_OK(engine->start());
       const int next = (me.rank + 1) % 3, before = (me.rank + 2) % 3;
-      Recv late(before), later(before);
-      engine->submit(&late.of({5}));
+      Recv recv(before), later(before);
+      engine->submit(&recv.of({5}));
       engine->submit(&later.of({6}));
       TestRequest reduce(allreduce_spec("meanwhile"));
       add_ones(reduce, me.rank, 10);
@@ -174,14 +174,14 @@ TEST(messages_that_wait_hold_up_nothing) {
       Recv forth(next);
       EXPECT_OK(engine->run(forth.of({3})));
       forth.expect({3}, 3);
-      EXPECT_EQ(late.place(), -1);
+      EXPECT_EQ(recv.place(), -1);
       me.meet(0);
       Send first(next), second(next);
       EXPECT_OK(engine->run(first.with({5}, 1)));
       EXPECT_OK(engine->run(second.with({6}, 2)));
-      EXPECT_OK(late.wait());
+      EXPECT_OK(recv.wait());
       EXPECT_OK(later.wait());
-      late.expect({5}, 1);
+      recv.expect({5}, 1);
       later.expect({6}, 2);
       me.meet(1);
     });
@@ -191,13 +191,13 @@ TEST(messages_of_several_arrays) {
   on_pairs([](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
-    const What what{"many words", "complex64"};
+    const Envelope envelope{"many words", "complex64"};
     if (me.rank == 0) {
-      Send send(1, what);
+      Send send(1, envelope);
       send.with({2, 3}, 0).with({}, 1).with({0, 4}, 2).with({1, 1, 1, 1, 1, 1, 1, 5}, 3);
       EXPECT_OK(engine->run(send));
     } else {
-      Recv recv(0, what);
+      Recv recv(0, envelope);
       recv.of({-1, 3}).of({}).of({-1, -1}).of({1, 1, 1, 1, 1, 1, 1, -1});
       EXPECT_OK(engine->run(recv));
       recv.expect({2, 3}, 0, 0);
@@ -218,7 +218,7 @@ TEST(messages_in_process_sets) {
       EXPECT_OK(engine->start());
       int id = 0;
       EXPECT_OK(engine->add_process_set({2, 0}, &id));
-      const What in_set{"", "float32", id};
+      const Envelope in_set{"", "float32", id};
       if (me.rank == 0) {
         Send first(0, in_set), second(2);
         EXPECT_OK(engine->run(first.with({2}, 1)));
@@ -364,9 +364,9 @@ TEST(messages_of_many_tags_take_little_memory) {
     constexpr int64_t kBytes = 100'000;
     const int64_t before = pages();
     for (int tag = -kStreams; tag < kStreams; ++tag) {
-      const What what{"", "uint8", 0, tag};
+      const Envelope envelope{"", "uint8", 0, tag};
       for (uint64_t i = 0; i < 2; ++i) {
-        Send send(1, what);
+        Send send(1, envelope);
         if (me.rank == 0) EXPECT_OK(engine->run(send.with({kBytes}, i)));
       }
       const int turn = tag + kStreams + 1;
@@ -377,7 +377,7 @@ TEST(messages_of_many_tags_take_little_memory) {
       }
       me.await(0, turn);
       for (uint64_t i = 0; i < 2 && tag >= 0; ++i) {
-        Recv recv(0, what);
+        Recv recv(0, envelope);
         EXPECT_OK(engine->run(recv.of({kBytes})));
         recv.expect({kBytes}, i);
       }

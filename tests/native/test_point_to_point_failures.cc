@@ -12,9 +12,9 @@ namespace {
 // sent; and the next message arrives.
 TEST(messages_that_are_not_expected_are_refused) {
   struct Case {
-    What sent;
+    Envelope send;
     Dims dims;
-    What wanted;
+    Envelope recv;
     Dims open;
     const char* at_sender;
     const char* at_receiver;
@@ -32,28 +32,28 @@ TEST(messages_that_are_not_expected_are_refused) {
     EXPECT_OK(engine->start());
     int id = 0;
     EXPECT_OK(engine->add_process_set({0, 1}, &id));
-    for (const Case& one : cases) {
+    for (const Case& test_case : cases) {
       if (me.rank == 0) {
-        Send wrong(1, one.sent);
-        EXPECT_OK(engine->run(wrong.with(one.dims)));
-        me.meet(1 + static_cast<int>(&one - cases.data()));
+        Send refused(1, test_case.send);
+        EXPECT_OK(engine->run(refused.with(test_case.dims)));
+        me.meet(1 + static_cast<int>(&test_case - cases.data()));
         if (me.mesh) nap(30);  // the answer is on its way
         Send next(1);
         const Status status = engine->run(next.with({4}));
         EXPECT_EQ(status.code(), RINGAR_MISMATCH);
         EXPECT_CONTAINS(status.message(),
                         "rank 0 | send to rank 1 of float32[4]: this one was not");
-        EXPECT_CONTAINS(status.message(), std::string("rank 0: ") + one.at_sender);
-        EXPECT_CONTAINS(status.message(), one.at_receiver);
+        EXPECT_CONTAINS(status.message(), std::string("rank 0: ") + test_case.at_sender);
+        EXPECT_CONTAINS(status.message(), test_case.at_receiver);
         EXPECT_OK(engine->run(next));
       } else {
-        Recv wrong(0, one.wanted);
-        const Status status = engine->run(wrong.of(one.open));
+        Recv refused(0, test_case.recv);
+        const Status status = engine->run(refused.of(test_case.open));
         EXPECT_EQ(status.code(), RINGAR_MISMATCH);
         EXPECT_CONTAINS(status.message(), "rank 1 | recv");
-        EXPECT_CONTAINS(status.message(), std::string("rank 0: ") + one.at_sender);
-        EXPECT_CONTAINS(status.message(), one.at_receiver);
-        me.meet(1 + static_cast<int>(&one - cases.data()));
+        EXPECT_CONTAINS(status.message(), std::string("rank 0: ") + test_case.at_sender);
+        EXPECT_CONTAINS(status.message(), test_case.at_receiver);
+        me.meet(1 + static_cast<int>(&test_case - cases.data()));
         Recv next(0);
         EXPECT_OK(engine->run(next.of({4})));
         next.expect({4});
@@ -246,8 +246,8 @@ TEST(messages_have_a_deadline) {
     EXPECT(engine->has_failed());
     for (int i = 0; i < 3; ++i) {
       Send send(1);
-      const Status sent = engine->run(send.with({4}));
-      EXPECT_EQ(sent.ok(), i < 2);
+      const Status outcome = engine->run(send.with({4}));
+      EXPECT_EQ(outcome.ok(), i < 2);
     }
     me.add(0);
   });
@@ -260,14 +260,14 @@ TEST(messages_that_are_forgotten) {
     me.config.deadline = 0.4;
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
-    const What what{"lost", "float32", 0, -7};
+    const Envelope envelope{"lost", "float32", 0, -7};
     if (me.rank == 1) {
       engine->forget(0, -7);
       return me.meet(0);
     }
     Status last;
     for (int i = 0; i < 3; ++i) {
-      Send send(1, what);
+      Send send(1, envelope);
       last = engine->run(send.with({1000}));
       if (!last.ok()) break;
     }
@@ -375,16 +375,16 @@ TEST(messages_that_fail_take_the_rest_of_their_step_with_them) {
         Send send(1, {"one"});
         EXPECT_OK(engine->run(send.with({2})));
       } else if (me.rank == 1) {
-        Recv recv(0, {"other"}), waits(2), held(0);
-        for (Recv* request : {&recv, &waits, &held}) {
+        Recv recv(0, {"other"}), waits(2), last(0);
+        for (Recv* request : {&recv, &waits, &last}) {
           request->ticket = engine->draw_ticket(1);
           request->step = 1;
           if (request == &waits) engine->draw_ticket(1);
         }
         engine->submit(&waits.of({2}));
-        engine->submit(&held.of({2}));
+        engine->submit(&last.of({2}));
         engine->submit(&recv.of({2}));
-        for (Recv* request : {&recv, &waits, &held}) {
+        for (Recv* request : {&recv, &waits, &last}) {
           EXPECT_EQ(request->wait().code(), RINGAR_MISMATCH);
           EXPECT_CONTAINS(request->wait().message(), "rank 1 | recv \"other\" from rank 0");
         }

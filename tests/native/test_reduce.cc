@@ -184,9 +184,10 @@ TEST(reduce_gives_the_same_bits_at_every_place) {
         const size_t size = size_of(dtype);
         std::vector<Bytes> terms;
         for (uint64_t t = 0; t < 2; ++t) {
-          const Bytes one = random_bytes(dtype, 1, 2 * seed + t, t == 0 ? 256 : 0);
+          const Bytes block = random_bytes(dtype, 1, 2 * seed + t, t == 0 ? 256 : 0);
           Bytes& term = terms.emplace_back();
-          for (size_t i = 0; i < kElements; ++i) term.insert(term.end(), one.begin(), one.end());
+          for (size_t i = 0; i < kElements; ++i)
+            term.insert(term.end(), block.begin(), block.end());
         }
         Sample s{dtype, op, 2, kElements};
         for (const Level& level : levels()) {
@@ -240,8 +241,8 @@ TEST(sums_keep_denormals_whatever_the_thread_does) {
     change_elements({DataType::kFloat32, false, bytes_of(summands), nullptr}, bytes_of(racy), 100);
     change_elements({DataType::kFloat32, true, bytes_of(now), bytes_of(zeros)}, bytes_of(moved),
                     100);
-    const volatile float mine = least;
-    after = mine + mine;
+    const volatile float value = least;
+    after = value + value;
   }
   EXPECT_EQ(after, 0.0f);  // the thread's mode is what it was
   for (const auto* sums : {&sum, &atomic, &racy, &moved})
@@ -249,9 +250,10 @@ TEST(sums_keep_denormals_whatever_the_thread_does) {
 }
 
 TEST(reduce_dispatches_to_a_known_level) {
-  bool known = false;
-  for (const Level& level : levels()) known = known || std::string(level.name) == cpu_level_name();
-  EXPECT(known);
+  bool is_known = false;
+  for (const Level& level : levels())
+    is_known = is_known || std::string(level.name) == cpu_level_name();
+  EXPECT(is_known);
 }
 
 }  // namespace

@@ -58,23 +58,23 @@ TEST(shares_weigh_each_rank_by_its_rows) {
   on_threads(3, [](Rank& me) {
     Engine engine(me.config);
     EXPECT_OK(engine.start());
-    const auto own = static_cast<float>(me.rank + 1);
+    const auto weight = static_cast<float>(me.rank + 1);
     for (const Output where : {Output::kApart, Output::kInPlace}) {
       const Result uneven =
-          run(engine, average_spec(3, 7), {10 * own, 0, 1}, {own, -2 * own}, where);
+          run(engine, average_spec(3, 7), {10 * weight, 0, 1}, {weight, -2 * weight}, where);
       expect_near(uneven.array[0], (1 * 1 + 2 * 2 + 3 * 3) / 6.0f);
       expect_near(uneven.array[1], -2 * (1 * 1 + 2 * 2 + 3 * 3) / 6.0f);
-      expect_near(uneven.control[0], 3 * own / 6);
+      expect_near(uneven.control[0], 3 * weight / 6);
       EXPECT_EQ(uneven.control[1], 0.0f);
     }
     EXPECT_EQ(engine.shares().steps.load(), 2);
     engine.shares().begin_training();
     // Equal numbers, and ranks that say nothing, give the bits of a plain average.
     for (const float rows : {20.0f, -1.0f}) {
-      const Result even = run(engine, average_spec(3, 7), {rows, 0, 0}, {own / 3, 0.1f});
+      const Result even = run(engine, average_spec(3, 7), {rows, 0, 0}, {weight / 3, 0.1f});
       TestRequest plain("allreduce dtype=float32 op=sum postscale=" + std::to_string(1.0 / 3) +
                         " name=g");
-      plain.add(bytes_of({own / 3, 0.1f}), {2}, Output::kApart, 2 * sizeof(float));
+      plain.add(bytes_of({weight / 3, 0.1f}), {2}, Output::kApart, 2 * sizeof(float));
       EXPECT_OK(engine.run(plain));
       EXPECT(floats_of(plain.output(0)) == even.array);
       EXPECT_EQ(even.control[0], 1.0f);
@@ -134,12 +134,12 @@ TEST(shares_serve_every_floating_dtype) {
         Bytes bytes(values.size() * request.element_size());
         for (size_t i = 0; i < values.size(); ++i) {
           std::byte* to = bytes.data() + i * request.element_size();
-          const auto narrow = static_cast<float>(values[i]);
+          const auto fp32 = static_cast<float>(values[i]);
           if (request.spec.dtype == DataType::kFloat64)
             std::memcpy(to, &values[i], sizeof(double));
           else
             convert(DataType::kFloat32, request.spec.dtype,
-                    reinterpret_cast<const std::byte*>(&narrow), to, 1);
+                    reinterpret_cast<const std::byte*>(&fp32), to, 1);
         }
         request.add(bytes, {static_cast<int64_t>(values.size())}, Output::kApart, bytes.size());
       };
@@ -149,9 +149,9 @@ TEST(shares_serve_every_floating_dtype) {
       const Bytes output = request.output(1);
       float mean = 0;
       if (request.spec.dtype == DataType::kFloat64) {
-        double wide = 0;
-        std::memcpy(&wide, output.data(), sizeof wide);
-        mean = static_cast<float>(wide);
+        double fp64 = 0;
+        std::memcpy(&fp64, output.data(), sizeof fp64);
+        mean = static_cast<float>(fp64);
       } else
         convert(request.spec.dtype, DataType::kFloat32, output.data(),
                 reinterpret_cast<std::byte*>(&mean), 1);

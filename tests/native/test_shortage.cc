@@ -48,8 +48,8 @@ int file_in_a_tmpfs_of(const char* bytes) {
   return file;
 }
 
-void expect_to_be_told(const Status& status, const char* needed, const char* size) {
-  EXPECT_CONTAINS(status.message(), needed);
+void expect_to_be_told(const Status& status, const char* cause, const char* size) {
+  EXPECT_CONTAINS(status.message(), cause);
   EXPECT_CONTAINS(status.message(), " MB free of " + std::string(size) + " MB in /dev/shm");
   EXPECT_CONTAINS(status.message(), "docker run --shm-size=1g");
 }

@@ -65,17 +65,17 @@ template <typename T>
 struct Case {
   Pattern pattern;
   int64_t batch;
-  std::vector<T> values, bias, own, ghosts, upstream;
+  std::vector<T> values, bias, interior, ghosts, upstream;
 
   explicit Case(int64_t batch)
       : batch(batch),
         values(numbers<T>(static_cast<int64_t>(pattern.columns.size()), 1)),
         bias(numbers<T>(kRows, 2)),
-        own(numbers<T>(kOwn * batch, 3)),
+        interior(numbers<T>(kOwn * batch, 3)),
         ghosts(numbers<T>(kGhosts * batch, 4)),
         upstream(numbers<T>(kRows * batch, 5)) {}
 
-  TwoPartRows<const T> states() const { return {own.data(), ghosts.data(), kOwn, batch}; }
+  TwoPartRows<const T> states() const { return {interior.data(), ghosts.data(), kOwn, batch}; }
   T state(int32_t column, int64_t b) const { return states().at(column)[b]; }
 };
 

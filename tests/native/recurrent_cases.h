@@ -8,27 +8,22 @@
 #include <string>
 
 #include "check.h"
+#include "kernel_levels.h"
 #include "recurrent_reference.h"
 #include "scan/recurrent_levels.h"
 
 namespace ringar::test {
 
-struct Recurrent {
-  const char* name;
-  const RecurrentLevel* kernels;
-};
+using Recurrent = KernelLevel<RecurrentLevel>;
 
 // Those that this machine can run.
 inline std::vector<Recurrent> recurrent_levels() {
-  std::vector<Recurrent> found{{"baseline", &recurrent_baseline}};
+  std::vector<Recurrent> list{{"baseline", &recurrent_baseline}};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    found.push_back({"avx2", &recurrent_avx2});
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    found.push_back({"avx512", &recurrent_avx512});
+  if (has_avx2()) list.push_back({"avx2", &recurrent_avx2});
+  if (has_avx512()) list.push_back({"avx512", &recurrent_avx512});
 #endif
-  return found;
+  return list;
 }
 
 template <typename Cell>

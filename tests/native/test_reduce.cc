@@ -14,6 +14,7 @@
 #include "engine/reduce.h"
 #include "engine/reduce_levels.h"
 #include "engine/shared_change.h"
+#include "kernel_levels.h"
 #include "reference.h"
 
 namespace ringar::test {
@@ -26,18 +27,14 @@ struct Level {
 
 // Those that this machine can run; the first one is the baseline.
 std::vector<Level> levels() {
-  std::vector<Level> found{{"baseline", reduce_baseline}};
+  std::vector<Level> list{{"baseline", reduce_baseline}};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c"))
-    found.push_back({"avx2", reduce_avx2});
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    found.push_back({"avx512", reduce_avx512});
+  if (has_avx2()) list.push_back({"avx2", reduce_avx2});
+  if (has_avx512()) list.push_back({"avx512", reduce_avx512});
 #elif defined(__aarch64__)
-  found.push_back({"neon", reduce_neon});
+  list.push_back({"neon", reduce_neon});
 #endif
-  return found;
+  return list;
 }
 
 std::vector<DataType> reducible() {

@@ -111,6 +111,12 @@ std::string run(const Body& body, Rank rank) {
 
 }  // namespace
 
+std::unique_ptr<Engine> Rank::start() const {
+  auto instance = engine();
+  EXPECT_OK(instance->start());
+  return instance;
+}
+
 void Rank::await(int place, int value) const {
   while (notes[place].load() < value) {
     if (notes[kFailed].load()) fail(__FILE__, __LINE__, "another rank has failed");

@@ -2,14 +2,12 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
 
 #include "check.h"
 #include "engine/calibration.h"
-#include "engine/copy.h"
 #include "engine/timeline.h"
 #include "plans.h"
 #include "ranks.h"
@@ -53,18 +51,6 @@ TEST(calibration_takes_longer_buckets_where_latencies_are_long) {
 TEST(calibration_finds_nothing_in_too_few_rounds) {
   EXPECT(!least_that_gains(kSizes, {{0.5, 0.5, 0.5}, {0.5, 0.5, 0.5}, {0.5, 0.5}}).has_value());
   EXPECT(!least_that_gains(kSizes, {{}, {}, {}}).has_value());
-}
-
-TEST(copy_past_caches_copies) {
-  for (size_t bytes : {0, 1, 63, 64, 65, 127, 1000, 8192, 70'001})
-    for (size_t from_offset : {0, 1, 16, 63})
-      for (size_t to_offset : {0, 1, 16, 63}) {
-        const Bytes from = random_bytes(DataType::kUint8, bytes + 64, bytes);
-        Bytes to(bytes + 128, std::byte{0x5a}), expected = to;
-        std::memcpy(expected.data() + to_offset, from.data() + from_offset, bytes);
-        copy_past_caches(to.data() + to_offset, from.data() + from_offset, bytes);
-        EXPECT(to == expected);
-      }
 }
 
 // Every size from which on they are stored so, of arrays in place, apart, and apart on one rank.

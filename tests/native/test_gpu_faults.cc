@@ -303,8 +303,7 @@ TEST(gpu_libraries_that_are_not_there) {
   on_processes(2, [](Rank& me) {
     if (me.rank == 0) me.config.cuda_library = me.config.nccl_library = RINGAR_GPU_STANDIN;
     if (me.rank == 1) me.config.cuda_library = "/nowhere/libcuda.so.1";
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const Status status = allreduce(*engine, me, "x");
     EXPECT_EQ(status.code(), RINGAR_MISMATCH);
     EXPECT_CONTAINS(status.message(), "rank 1: allreduce");

@@ -42,8 +42,7 @@ int64_t blocks_of(const Rank& me) {
 void on_a_rank(size_t limit, const std::function<void(Rank&, Engine&)>& body) {
   on_processes(2, [&](Rank& me) {
     limit_pool(limit);
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     me.meet(0);
     if (me.rank == 0) body(me, *engine);
     me.meet(1);
@@ -118,8 +117,7 @@ TEST(output_pool_memory_outlives_the_engine) {
   on_processes(2, [](Rank& me) {
     limit_pool(16 * kLeast);
     std::vector<Memory> memories;
-    auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    auto engine = me.start();
     const auto pool = engine->outputs();
     me.meet(0);
     const int64_t before = blocks_of(me);
@@ -151,8 +149,7 @@ TEST(output_pool_memory_outlives_the_engine) {
 TEST(output_pool_needs_the_same_limit_on_all_ranks) {
   on_processes(3, [](Rank& me) {
     limit_pool(me.rank == 1 ? 0 : 16 * kLeast);
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     EXPECT(!engine->outputs());
     run_plan(random_plan(3, all_ranks(me.size), 0, 300'000), me.rank, *engine);
   });

@@ -26,8 +26,7 @@ Dims dims_of(int message) {
 }
 
 void stream_from_0_to_1(Rank& me) {
-  const auto engine = me.engine();
-  EXPECT_OK(engine->start());
+  const auto engine = me.start();
   for (int i = 0; i < kMessages; ++i) {
     const auto seed = static_cast<uint64_t>(i);
     if (me.rank == 0) {
@@ -53,8 +52,7 @@ TEST(messages_arrive_in_order_among_threads) {
 
 // Every rank to and from every other one, all at once, with an allreduce now and then.
 void everybody_to_everybody(Rank& me) {
-  const auto engine = me.engine();
-  EXPECT_OK(engine->start());
+  const auto engine = me.start();
   std::vector<std::unique_ptr<Send>> sends;
   std::vector<std::unique_ptr<Recv>> recvs;
   constexpr int kRounds = 8;
@@ -104,8 +102,7 @@ TEST(messages_among_everybody_as_threads) {
 TEST(messages_of_several_threads) {
   for (const Hosts& hosts : {Hosts{{3}}, Hosts{{2, 1}}})
     on_threads(hosts, [](Rank& me) {
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       std::atomic<int> failures{0};
       std::vector<std::thread> threads;
       for (int r = 0; r < me.size; ++r) {
@@ -131,8 +128,7 @@ TEST(messages_of_several_threads) {
 // Two messages are on their way without a receiver; the third one waits for it.
 TEST(messages_wait_for_one_of_two_buffers) {
   on_pairs([](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     if (me.rank == 1) {
       me.await(0, 1);
       for (uint64_t i = 0; i < 3; ++i) {
@@ -160,8 +156,7 @@ TEST(messages_wait_for_one_of_two_buffers) {
 TEST(messages_that_wait_hold_up_nothing) {
   for (const Hosts& hosts : {Hosts{{3}}, Hosts{{1, 2}}})
     on_processes(hosts, [](Rank& me) {
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       const int next = (me.rank + 1) % 3, before = (me.rank + 2) % 3;
       Recv recv(before), later(before);
       engine->submit(&recv.of({5}));
@@ -189,8 +184,7 @@ TEST(messages_that_wait_hold_up_nothing) {
 
 TEST(messages_of_several_arrays) {
   on_pairs([](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const Envelope envelope{"many words", "complex64"};
     if (me.rank == 0) {
       Send send(1, envelope);
@@ -214,8 +208,7 @@ TEST(messages_of_several_arrays) {
 TEST(messages_in_process_sets) {
   for (const Hosts& hosts : {Hosts{{3}}, Hosts{{1, 2}}})
     on_processes(hosts, [](Rank& me) {
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       int id = 0;
       EXPECT_OK(engine->add_process_set({2, 0}, &id));
       const Envelope in_set{"", "float32", id};
@@ -240,8 +233,7 @@ TEST(messages_in_process_sets) {
 // A message comes in its turn, like a collective, and ends the step that it fails in.
 TEST(messages_come_in_their_turn) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const int other = 1 - me.rank;
     for (int64_t step = 1; step < 30; ++step) {
       uint64_t tickets[4];
@@ -275,8 +267,7 @@ TEST(messages_come_in_their_turn) {
 // of it after some short ones.
 TEST(messages_give_back_what_they_have_outgrown) {
   on_processes(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const auto pages = [&] {
       struct stat file{};
       EXPECT_EQ(fstat(me.config.segment_fd, &file), 0);
@@ -315,8 +306,7 @@ TEST(messages_between_hosts_free_what_the_last_did_not_need) {
 // Streams of different tags know nothing of each other: what is not received of one is in nobody's
 // way, nor found by another.
 void streams_by_tag(Rank& me) {
-  const auto engine = me.engine();
-  EXPECT_OK(engine->start());
+  const auto engine = me.start();
   const int other = 1 - me.rank;
   const std::vector<int> tags{3, -1, Spec::kUserTags - 1, -Spec::kPipelineTags};
   const auto seed = [](int tag, int i) { return static_cast<uint64_t>(10 * (tag + 5000) + i); };
@@ -353,8 +343,7 @@ TEST(messages_of_different_tags_among_threads) {
 // stream was emptied or forgotten.
 TEST(messages_of_many_tags_take_little_memory) {
   on_processes(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const auto pages = [&] {
       struct stat file{};
       EXPECT_EQ(fstat(me.config.segment_fd, &file), 0);
@@ -391,8 +380,7 @@ TEST(messages_of_many_tags_take_little_memory) {
 
 TEST(messages_count_as_traffic_of_the_sender) {
   on_processes(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     Traffic::instance().reset();
     for (int i = 0; i < 3; ++i) {
       Send send(1, {"maps"});

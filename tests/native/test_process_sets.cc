@@ -55,8 +55,7 @@ std::vector<int> added(Engine& engine, const std::vector<Members>& sets) {
 // Each rank issues first what the rank before it issues last.
 void run_in_a_circle(Rank& me) {
   me.config.deadline = limit(3);
-  const auto engine = me.engine();
-  EXPECT_OK(engine->start());
+  const auto engine = me.start();
   const std::vector<Members> sets{{0, 1}, {1, 2}, {0, 2}};
   const std::vector<int> ids = added(*engine, sets);
   const size_t orders[][2] = {{0, 2}, {1, 0}, {2, 1}};
@@ -83,8 +82,7 @@ TEST(process_sets_in_a_circle) {
 TEST(process_sets_of_two_threads) {
   on_threads(2, [](Rank& me) {
     me.config.deadline = limit(3);
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const Members pair{0, 1};
     const std::vector<int> ids = added(*engine, {pair, pair});
     std::vector<std::thread> threads;
@@ -108,8 +106,7 @@ TEST(process_sets_of_two_threads) {
 TEST(process_sets_overtake_each_other) {
   on_processes(2, [](Rank& me) {
     me.config.deadline = limit(3);
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const Members pair{0, 1};
     const std::vector<int> ids = added(*engine, {pair, pair});
     OfSet large(ids[0], pair, me.rank, kLong);
@@ -130,8 +127,7 @@ TEST(process_sets_overtake_each_other) {
 // Tickets are those of their set.
 TEST(process_sets_have_tickets_of_their_own) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const Members pair{0, 1};
     const std::vector<int> ids = added(*engine, {pair, pair});
     for (int64_t step = 1; step < 30; ++step) {
@@ -152,8 +148,7 @@ TEST(process_sets_have_tickets_of_their_own) {
 // Rank 1 is in a collective that rank 0 drops, since one of its set with rank 2 has failed.
 TEST(process_sets_hear_of_a_step_that_has_failed) {
   on_processes(3, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const std::vector<Members> sets{{0, 1}, {0, 2}};
     const std::vector<int> ids = added(*engine, sets);
     const auto start = std::chrono::steady_clock::now();
@@ -185,8 +180,7 @@ TEST(process_sets_hear_of_a_step_that_has_failed) {
 
 TEST(process_sets_are_removed_behind_what_was_issued) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const Members pair{0, 1};
     for (int i = 0; i < 10; ++i) {
       const int id = added(*engine, {pair})[0];
@@ -207,8 +201,7 @@ TEST(process_sets_are_removed_behind_what_was_issued) {
 // One thread is in a collective of the set that another one removes.
 TEST(process_sets_are_removed_while_a_thread_uses_them) {
   on_threads(1, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int i = 0; i < 20; ++i) {
       const int id = added(*engine, {{0}})[0];
       std::atomic<bool> began{false};
@@ -235,8 +228,7 @@ TEST(process_sets_are_removed_while_a_thread_uses_them) {
 // What a thread has found stays while it looks at it.
 TEST(process_sets_are_removed_while_a_thread_asks_for_them) {
   on_threads(1, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     std::atomic<int> id{0};
     int errors = 0;
     std::thread user([&] {

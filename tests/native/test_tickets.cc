@@ -26,8 +26,7 @@ std::unique_ptr<TestRequest> announced(const std::string& name, int rank, uint64
 // Each rank comes in another order; one that has no ticket takes the next one.
 TEST(tickets_keep_the_order_of_announcement) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int64_t step = 1; step < 50; ++step) {
       std::vector<std::unique_ptr<TestRequest>> requests;
       for (const char* name : {"a", "b", "c"})
@@ -49,8 +48,7 @@ TEST(tickets_keep_the_order_of_announcement) {
 // on all ranks alike; the next step works.
 TEST(tickets_end_with_their_step) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int64_t step = 1; step < 20; ++step) {
       const uint64_t first = engine->draw_ticket(step), second = engine->draw_ticket(step);
       const uint64_t third = engine->draw_ticket(step);
@@ -75,8 +73,7 @@ TEST(tickets_end_with_their_step) {
 // A step that was given up has drawn tickets, and never comes.
 TEST(tickets_of_a_step_that_was_given_up_hold_up_nobody) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const uint64_t given_up = engine->draw_ticket(1);
     auto next = announced("next", me.rank, engine->draw_ticket(2), 2);
     engine->submit(next.get());
@@ -97,8 +94,7 @@ TEST(tickets_of_a_step_that_was_given_up_hold_up_nobody) {
 // A collective of NumPy or compiled code in the middle of a step, which knows nothing of the step.
 TEST(tickets_stay_when_a_caller_comes_without_one) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int64_t step = 1; step < 10; ++step) {
       auto first = announced("first", me.rank, engine->draw_ticket(step), step);
       auto inner = announced("inner", me.rank, 0, -1);
@@ -119,8 +115,7 @@ TEST(tickets_stay_when_a_caller_comes_without_one) {
 // The step goes on for a moment on some ranks.
 TEST(tickets_of_a_failed_step_are_over_for_callers_that_wait) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int64_t step = 1; step < 10; ++step) {
       auto mismatch =
           announced(me.rank ? "one" : "other", me.rank, engine->draw_ticket(step), step);
@@ -140,8 +135,7 @@ TEST(tickets_of_a_failed_step_are_over_for_callers_that_wait) {
 TEST(tickets_that_are_held_end_at_the_deadline) {
   on_threads(2, [](Rank& me) {
     me.config.deadline = 0.5;
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (const bool waits : {false, true}) {
       const int64_t step = 1 + waits;
       engine->draw_ticket(step);
@@ -169,8 +163,7 @@ TEST(tickets_that_are_held_end_at_the_deadline) {
 // step with it that wait for its turn.
 TEST(tickets_end_with_a_collective_that_is_never_submitted) {
   on_threads(1, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     constexpr int64_t kStep = -7;  // as TensorFlow numbers those of a function
     const uint64_t first = engine->draw_ticket(kStep);
     auto request = announced("held", me.rank, engine->draw_ticket(kStep), kStep);
@@ -185,8 +178,7 @@ TEST(tickets_end_with_a_collective_that_is_never_submitted) {
 
 TEST(tickets_end_with_the_engine) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     engine->draw_ticket(1);
     auto request = announced("held", me.rank, engine->draw_ticket(1), 1);
     engine->submit(request.get());

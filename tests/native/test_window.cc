@@ -32,8 +32,7 @@ Status access(Window& window, int rank, Access kind, std::vector<T>& values, int
 
 template <typename Body>
 void on_windows(Rank& me, const std::string& dtype, int64_t length, Body body) {
-  const auto engine = me.engine();
-  EXPECT_OK(engine->start());
+  const auto engine = me.start();
   const auto window = open(*engine, dtype, length);
   body(*window);
   EXPECT_OK(engine->close_window(window));
@@ -118,8 +117,7 @@ void die_in_the_middle_of_a_put(Window& window) {
 
 TEST(window_names_the_rank_that_died_in_a_write) {
   const auto all = endings(3, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const auto bytes = static_cast<int64_t>(4 * page_bytes());
     const auto window = open(*engine, "uint8", bytes, bytes / 2);
     std::vector<uint8_t> values(static_cast<size_t>(bytes));
@@ -151,8 +149,7 @@ TEST(window_names_the_rank_that_died_in_a_write) {
 
 TEST(window_gives_its_pages_back) {
   on_processes(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int i = 0; i < 3; ++i) {
       auto window = open(*engine, "float32", 100'000 * (me.rank + 1));
       auto* const local = reinterpret_cast<float*>(window->local());

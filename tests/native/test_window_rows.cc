@@ -15,8 +15,7 @@ constexpr int64_t kRows = 100, kWidth = 5, kChunkBytes = 256;  // rows lie acros
 // One after the other, with a window of each dtype.
 template <typename Body>
 void on_windows(Rank& me, const std::vector<std::string>& dtypes, Body body) {
-  const auto engine = me.engine();
-  EXPECT_OK(engine->start());
+  const auto engine = me.start();
   for (const std::string& dtype : dtypes) {
     Spec spec;
     EXPECT_OK(Spec::parse("open_window dtype=" + dtype + " name=rows", &spec));

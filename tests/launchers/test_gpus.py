@@ -13,7 +13,7 @@ from ringar.launchers.plan.job_plan import JobPlan
 from ringar.launchers.plan.request import Request
 from tests.launchers.helpers import launch, python
 from tests.launchers.test_guard import SECOND_OF_THREE, guard
-from tests.launchers.test_mpirun import MPIRUN, missing
+from tests.launchers.test_mpirun import MPIRUN, obstacle
 
 SHOW = python(
     "import os; print(*(os.environ.get(n) for n in ('CUDA_VISIBLE_DEVICES', 'RINGAR_GPU')))"
@@ -142,7 +142,7 @@ def test_a_job_inside_a_job_has_the_gpu_of_its_rank() -> None:
 
 
 @pytest.mark.job
-@pytest.mark.skipif(bool(missing()), reason=missing() or "-")
+@pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "-")
 def test_ranks_of_mpirun() -> None:
     result = launch("-np", "3", *MPIRUN, "--gpus", "each", *SHOW, env=TWO)
     assert result.returncode == 0, result.stderr

@@ -180,7 +180,7 @@ def test_the_rank_ends_with_its_guard(number: int) -> None:
         assert launcher.process.stdout is not None
         assert launcher.process.stdout.readline() == "ready\n"
         launcher.signal(number)
-        wait_until(launcher.gone, "the end of the rank", 20)
+        wait_until(launcher.is_over, "the end of the rank", 20)
 
 
 def test_the_rank_ends_when_the_daemon_is_gone() -> None:
@@ -191,4 +191,4 @@ def test_the_rank_ends_when_the_daemon_is_gone() -> None:
         assert launcher.process.stdout is not None
         assert launcher.process.stdout.readline() == "ready\n"
         launcher.signal(signal.SIGKILL)
-        wait_until(launcher.gone, "the end of guard and rank", 20)
+        wait_until(launcher.is_over, "the end of guard and rank", 20)

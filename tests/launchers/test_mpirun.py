@@ -15,6 +15,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -197,6 +198,13 @@ def test_an_mpirun_that_ends_without_some_rank_has_not_succeeded(tmp_path: Path)
     assert result.returncode == 1
 
 
+def await_lines(launcher: Launcher, word: str) -> None:
+    """Wait until each of the three ranks has written a line with `word`."""
+    assert launcher.process.stdout is not None
+    for _ in range(3):
+        assert word in launcher.process.stdout.readline()
+
+
 @both_links
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
@@ -205,13 +213,10 @@ def test_signals_reach_all_ranks(number: int, hosts: tuple[str, ...], agent: Pat
     traps = "trap 'echo bye; exit 0' TERM; trap 'echo noted' USR1"
     program = shell(f"{traps}; echo ready; while :; do sleep 0.1; done")
     with Launcher(*hosts, *program, env={"RINGAR_SSH": str(agent)}) as launcher:
-        assert launcher.process.stdout is not None
-        for _ in range(3):
-            assert "ready" in launcher.process.stdout.readline()
+        await_lines(launcher, "ready")
         launcher.signal(signal.SIGUSR2)  # which no rank expects
         launcher.signal(signal.SIGUSR1)
-        for _ in range(3):
-            assert "noted" in launcher.process.stdout.readline()
+        await_lines(launcher, "noted")
         launcher.signal(number)
         result = launcher.finish()
     assert result.returncode == 128 + number
@@ -219,64 +224,56 @@ def test_signals_reach_all_ranks(number: int, hosts: tuple[str, ...], agent: Pat
     assert result.stderr.splitlines()[-1].startswith("ringarrun: stopped all ranks on SIG")
 
 
+def save_on(
+    number: signal.Signals, seconds: int, hosts: tuple[str, ...], agent: Path
+) -> subprocess.CompletedProcess[str]:
+    """End a job whose ranks save for `seconds` on this signal, except one that is ready at once."""
+    save = f"sleep $(({seconds} * ({RANK} != 1))); echo saved; exit {128 + number}"
+    program = shell(f"trap '{save}' {number.name[3:]}; echo ready; while :; do sleep 0.1; done")
+    words = (*hosts, "--kill-grace", "30", *program)
+    with Launcher(*words, env={"RINGAR_SSH": str(agent)}) as launcher:
+        await_lines(launcher, "ready")
+        launcher.signal(number)
+        result = launcher.finish()
+    assert result.returncode == 128 + number
+    assert result.stderr.splitlines()[-1] == f"ringarrun: stopped all ranks on {number.name}"
+    return result
+
+
 @pytest.mark.slow
 @both_links
 def test_a_user_signal_on_which_ranks_save_ends_the_job(
     hosts: tuple[str, ...], agent: Path
 ) -> None:
-    leave = f"sleep $((5 * ({RANK} != 1))); echo saved; exit 138"
-    program = shell(f"trap '{leave}' USR1; echo ready; while :; do sleep 0.1; done")
-    words = (*hosts, "--kill-grace", "30", *program)
-    with Launcher(*words, env={"RINGAR_SSH": str(agent)}) as launcher:
-        assert launcher.process.stdout is not None
-        for _ in range(3):
-            assert "ready" in launcher.process.stdout.readline()
-        launcher.signal(signal.SIGUSR1)
-        result = launcher.finish(40)
-    assert result.returncode == 138
+    result = save_on(signal.SIGUSR1, 5, hosts, agent)
     assert [line[4:] for line in result.stdout.splitlines() if line[:1] == "["] == ["saved"] * 3
-    assert result.stderr.splitlines()[-1] == "ringarrun: stopped all ranks on SIGUSR1"
 
 
 @both_links
 def test_kill_grace_is_time_to_save(hosts: tuple[str, ...], agent: Path) -> None:
     """More than mpirun itself would leave, and for all, though one rank is ready at once."""
-    save = f"sleep $((8 * ({RANK} != 1))); echo saved; exit 143"
-    program = shell(f"trap '{save}' TERM; echo ready; while :; do sleep 0.1; done")
-    words = (*hosts, "--kill-grace", "30", *program)
-    with Launcher(*words, env={"RINGAR_SSH": str(agent)}) as launcher:
-        assert launcher.process.stdout is not None
-        for _ in range(3):
-            assert "ready" in launcher.process.stdout.readline()
-        launcher.signal(signal.SIGTERM)
-        result = launcher.finish(60)
-    assert result.returncode == 143
+    result = save_on(signal.SIGTERM, 8, hosts, agent)
     assert sorted(result.stdout.split("\n")[:-1]) == [f"[{rank}] saved" for rank in range(3)]
-    assert result.stderr.splitlines()[-1] == "ringarrun: stopped all ranks on SIGTERM"
 
 
 def test_a_second_signal_kills(agent: Path) -> None:
     program = shell("trap '' TERM INT; echo ready; while :; do sleep 0.1; done")
     with Launcher(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(agent)}) as launcher:
-        assert launcher.process.stdout is not None
-        for _ in range(3):
-            assert "ready" in launcher.process.stdout.readline()
+        await_lines(launcher, "ready")
         launcher.signal(signal.SIGINT)
         time.sleep(0.5)
         launcher.signal(signal.SIGINT)
         assert launcher.process.wait(20) == 130
-        wait_until(launcher.gone, "the end of all ranks", 20)
+        wait_until(launcher.is_over, "the end of all ranks", 20)
 
 
 def test_nothing_is_left_when_the_launcher_is_killed(agent: Path) -> None:
     program = shell("echo ready; setsid sleep 100 & sleep 100")
     with Launcher(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(agent)}) as launcher:
-        assert launcher.process.stdout is not None
-        for _ in range(3):
-            assert "ready" in launcher.process.stdout.readline()
+        await_lines(launcher, "ready")
         assert len(processes(launcher.mark)) > 6
         launcher.signal(signal.SIGKILL)
-        wait_until(launcher.gone, "the end of all ranks", 30)
+        wait_until(launcher.is_over, "the end of all ranks", 30)
 
 
 def test_a_host_without_python_is_named_and_nothing_starts(tmp_path: Path) -> None:

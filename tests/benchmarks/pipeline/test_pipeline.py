@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.harness.machine import ROOT
 from benchmarks.pipeline import __main__ as pipeline
 from benchmarks.pipeline import plot as pipeline_plot
 from benchmarks.pipeline import report
 from benchmarks.pipeline import worker as pipeline_worker
 from benchmarks.pipeline.report import Measured
+from tests.plugin import run_job
 
 CHOSEN = report.plans(2)
 LOSSES = [2.3, 2.2, 2.1]
@@ -182,15 +181,9 @@ def test_a_small_run(tmp_path: Path) -> None:
     output = tmp_path / "pipeline"
     smallest = ["--blocks", "1", "--width", "4", "--batch", "8", "--rounds", "1", "--steps", "4",
                 "--cuts", "block1_0", "--only", "one,decoupled"]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.pipeline", *smallest, "--output", str(output)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Cut after block1_0" in done.stdout
+    command = [sys.executable, "-m", "benchmarks.pipeline", *smallest, "--output", str(output)]
+    job = run_job(None, command, deadline=110).check()
+    assert "Cut after block1_0" in job.stdout
     data = json.loads(output.with_suffix(".json").read_text())
     assert [row["plan"] for row in data["rows"]] == ["one", "decoupled"]
     # Forward and backward of four batches in each module, and what crosses the cut.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.harness.machine import ROOT
 from benchmarks.scan import __main__ as scan
 from benchmarks.scan import cells as scan_cells
 from benchmarks.scan import counts as scan_counts
@@ -21,6 +19,7 @@ from benchmarks.scan import report as scan_report
 from benchmarks.scan import worker as scan_worker
 from benchmarks.scan.cells import CENTER, ONE, RANKS, TWO, Cell, Times
 from benchmarks.scan.counts import Counts
+from tests.plugin import run_job
 
 # --- the plan
 
@@ -303,12 +302,10 @@ def test_the_winner_of_a_cell() -> None:
 @pytest.mark.job
 @pytest.mark.deadline(150)
 def test_a_quick_run(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.scan", "--quick", "--output", str(tmp_path / "scan")],
-        cwd=ROOT, capture_output=True, text=True, timeout=140,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "wrong" not in done.stderr
+    words = ["--quick", "--output", str(tmp_path / "scan")]
+    command = [sys.executable, "-m", "benchmarks.scan", *words]
+    job = run_job(None, command, deadline=140).check()
+    assert "wrong" not in job.stderr
     data = json.loads((tmp_path / "scan.json").read_text())
     assert {row["place"] for row in data["cells"]} == {"1 thread", "2 ranks"}
     for row in data["cells"]:
@@ -324,11 +321,8 @@ def test_a_quick_run(tmp_path: Path) -> None:
 @pytest.mark.deadline(150)
 def test_a_quick_run_of_an_lstm(tmp_path: Path) -> None:
     options = ["--quick", "--layer", "LSTM", "--output", str(tmp_path / "lstm")]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.scan", *options],
-        cwd=ROOT, capture_output=True, text=True, timeout=140,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = [sys.executable, "-m", "benchmarks.scan", *options]
+    run_job(None, command, deadline=140).check()
     data = json.loads((tmp_path / "lstm.json").read_text())
     assert (data["layer"], data["missing"], data["wrong"]) == ("LSTM", {}, [])
     for row in data["cells"]:

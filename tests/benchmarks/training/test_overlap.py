@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.harness.machine import ROOT
 from benchmarks.training import buckets, jobs, overlap
 from benchmarks.training import overlap_trace as trace
+from tests.plugin import run_job
 
 GRADIENT = "Call/gradient_tape/dense/MatMul/MatMul_1:_MklMatMul"
 UPDATE = "Call/optimizer_1/AssignSubVariableOp:AssignSubVariableOp"
@@ -129,16 +128,11 @@ def test_buckets_choose_only_what_wins_clearly() -> None:
 @pytest.mark.slow
 def test_a_small_run_writes_a_trace_and_a_picture(tmp_path: Path) -> None:
     output = tmp_path / "overlap"
-    smallest = ["--model", "mlp", "--rounds", "2", "--steps", "2", "--record", "3"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.training.overlap", *smallest, "--output", str(output)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "beside backward" in done.stdout
+    words = ["--model", "mlp", "--rounds", "2", "--steps", "2", "--record", "3"]
+    words += ["--output", str(output)]
+    command = [sys.executable, "-m", "benchmarks.training.overlap", *words]
+    job = run_job(None, command, deadline=150).check()
+    assert "beside backward" in job.stdout
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     trace_file = json.loads(output.with_suffix(".json").read_text())
     events = trace_file["traceEvents"]

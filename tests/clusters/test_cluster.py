@@ -221,7 +221,7 @@ def test_spark_3_cancels_tasks_that_have_not_started() -> None:
 def test_spark_tells_why_it_has_ended_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of the ranks is its consequence."""
 
-    class Ended(_Tasks):
+    class EndedTasks(_Tasks):
         def start(self, *_: object) -> None:
             self._error = Exception("Task 1 failed 4 times")
 
@@ -234,7 +234,7 @@ def test_spark_tells_why_it_has_ended_all_tasks(monkeypatch: pytest.MonkeyPatch)
 
     context = SimpleNamespace(getConf=dict)
     monkeypatch.setattr(ringar.spark, "_active", lambda spark_context: context)
-    monkeypatch.setattr(ringar.spark, "_Tasks", Ended)
+    monkeypatch.setattr(ringar.spark, "_Tasks", EndedTasks)
     monkeypatch.setattr(ringar.spark, "ElasticCluster", cluster)
     with pytest.raises(RuntimeError, match="Task 1 failed 4 times"):
         ringar.spark.run_elastic(print, num_proc=2)

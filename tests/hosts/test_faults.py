@@ -28,7 +28,7 @@ pytestmark = [
 DEADLINE = 4.0
 RANKS = (1, 1, 2)
 VICTIM = 1  # the host, and its only rank
-OTHERS = (0, 2, 3)
+SURVIVORS = (0, 2, 3)
 FAULT_TOLERANT = ("--with-ft", "ulfm")
 
 
@@ -48,7 +48,7 @@ class Disappearance(threading.Thread):
             return
         start = time.monotonic()
         self._how(self._hosts[VICTIM])
-        if self._wait(lambda: all((self._folder / f"{r}.jsonl").exists() for r in OTHERS), 20):
+        if self._wait(lambda: all((self._folder / f"{r}.jsonl").exists() for r in SURVIVORS), 20):
             self.seconds = time.monotonic() - start
         self.end.wait(2)
         # mpirun waits for the daemon of a host that it cannot reach any more.
@@ -87,7 +87,7 @@ def lose_a_host(
 def test_a_link_goes_down(tmp_path: Path) -> None:
     """No news for TCP: the deadline ends it, and names a rank that nothing came from."""
     outcomes, seconds = lose_a_host(tmp_path, Host.cut)
-    for outcome in outcomes.of("loop", OTHERS):
+    for outcome in outcomes.of("loop", SURVIVORS):
         kinds = {"DeadlineError", "PeerLostError"} & set(outcome.kinds)
         assert kinds, outcome
         assert outcome.message.startswith(f'rank {outcome.rank} | allreduce "loop"'), outcome
@@ -107,7 +107,7 @@ def kill_ranks(host: Host) -> None:
 def test_ranks_of_a_host_are_killed(tmp_path: Path) -> None:
     """Known at once, by the connections that end, and long before a deadline of a minute."""
     outcomes, seconds = lose_a_host(tmp_path, kill_ranks, deadline=60)
-    for outcome in outcomes.of("loop", OTHERS):
+    for outcome in outcomes.of("loop", SURVIVORS):
         outcome.expect("PeerLostError", f"rank {outcome.rank} | allreduce ", within=5)
     assert seconds < 5
     assert outcomes.job.code not in (0, None), outcomes.job

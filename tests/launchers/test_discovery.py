@@ -16,7 +16,7 @@ from ringar.launchers.errors import UsageError
 from tests.launchers.helpers import Launcher, launch, shell, wait_until
 from tests.launchers.programs import write
 
-HERE = socket.gethostname()
+HOST_NAME = socket.gethostname()
 
 
 @pytest.fixture
@@ -55,12 +55,12 @@ def look(discovery: Discovery) -> bool:
 
 def test_a_host_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
-    path.write_text(f"localhost slots=2\n{HERE} slots=1\nelsewhere slots=8\n")
+    path.write_text(f"localhost slots=2\n{HOST_NAME} slots=1\nelsewhere slots=8\n")
     discovery = Discovery(None, path)
     discovery.look(0.0)
     assert discovery.hosts is None  # a part of it may be written
     discovery.look(1.0)
-    all_hosts = [("localhost", 2), (HERE, 1), ("elsewhere", 8)]
+    all_hosts = [("localhost", 2), (HOST_NAME, 1), ("elsewhere", 8)]
     assert pairs(discovery) == all_hosts
     path.write_text("localhost slots=4\n")
     discovery.look(1.5)
@@ -79,7 +79,7 @@ def test_a_host_file_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("often")
 def test_an_answer_counts_when_it_is_given_twice(tmp_path: Path) -> None:
     """In any order; an empty answer, another word and an error once are no news."""
-    hosts = [f"echo {HERE}:3; echo elsewhere:9", f"echo elsewhere:9; echo {HERE}:3"]
+    hosts = [f"echo {HOST_NAME}:3; echo elsewhere:9", f"echo elsewhere:9; echo {HOST_NAME}:3"]
     glitches = ["true", *hosts, "echo null", *hosts, "exit 1", hosts[0], "true", "true"]
     discovery, host_lists = Discovery(answers(tmp_path, *glitches), None), list[object]()
 
@@ -142,7 +142,7 @@ def test_a_script_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
     def are_gone() -> bool:
         return not any(map(lives, children()))
 
-    discovery = Discovery(script(tmp_path, f"{child}; echo {HERE}"), None)
+    discovery = Discovery(script(tmp_path, f"{child}; echo {HOST_NAME}"), None)
     wait_until(lambda: look(discovery) and discovery.hosts, "two answers")
     discovery.close()
     wait_until(are_gone, "the end of what a script has left")

@@ -21,12 +21,12 @@ def a_rank(
     )
 
 
-LOST = (b"Traceback", b"ringar.errors.PeerLostError: rank 0 | rank 1 is gone")
-LOST_IN_TENSORFLOW = (b"tensorflow.python.framework.errors_impl.AbortedError: rank 2 | ...",)
+LOSS = (b"Traceback", b"ringar.errors.PeerLostError: rank 0 | rank 1 is gone")
+LOSS_IN_TENSORFLOW = (b"tensorflow.python.framework.errors_impl.AbortedError: rank 2 | ...",)
 
 
 def test_cause_is_the_first_that_does_not_report_a_lost_peer() -> None:
-    first, second, third = a_rank(0, words=LOST), a_rank(2, words=LOST_IN_TENSORFLOW), a_rank(1)
+    first, second, third = a_rank(0, words=LOSS), a_rank(2, words=LOSS_IN_TENSORFLOW), a_rank(1)
     assert failures.cause([first, second, third]) is third
     assert failures.cause([third, first]) is third
     assert failures.cause([second, first]) is second
@@ -49,7 +49,7 @@ def test_ranks_are_listed_shortly(numbers: list[int], names: str) -> None:
 
 
 def test_last_words_are_those_of_the_cause() -> None:
-    first, other = a_rank(3, words=(b"a", b"b")), a_rank(0, words=LOST)
+    first, other = a_rank(3, words=(b"a", b"b")), a_rank(0, words=LOSS)
     _, tail = failures.report([other, first], [other, first])
     assert tail[1:] == [b"[3] a", b"[3] b"]
     assert failures.report([first], [first])[1] == []

@@ -159,12 +159,12 @@ def test_a_host_that_differs_takes_no_ranks(change: dict[str, str], error: str) 
     """Also one that joins an elastic job, and that nobody has asked before."""
     job = {"ringar": ringar_version(), "folder": os.getcwd(), "environment": {}, "hosts": []}
 
-    class Said(Control):
+    class Answers(Control):
         def next(self) -> dict[str, Any]:
             return {**job, **change}
 
     with pytest.raises(UsageError, match=re.escape(error)):
-        take(Said(), argparse.Namespace(command=["true"]))
+        take(Answers(), argparse.Namespace(command=["true"]))
 
 
 def test_what_the_rank_leaves_behind_ends_with_it() -> None:

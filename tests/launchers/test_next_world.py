@@ -16,7 +16,7 @@ from ringar.launchers.elastic.partition import left_out
 from ringar.launchers.elastic.roster import Member, Stage
 from ringar.launchers.plan.hosts import Host, parse
 
-LOST = "is lost: the way to its host ended"
+LOSS = "is lost: the way to its host ended"
 
 
 class Named(Discovery):
@@ -94,9 +94,9 @@ class Fleet:
         for slot in slots:
             self.worlds.on_message(slot, {"kind": "enter"})
 
-    def end_of(self, slot: int, now: float, *, ending: str = LOST) -> None:
+    def end_of(self, slot: int, now: float, *, ending: str = LOSS) -> None:
         """Let a process end, by default with its host."""
-        self.worlds.on_end(slot, End("a process", 1, ending, with_host=ending == LOST), now)
+        self.worlds.on_end(slot, End("a process", 1, ending, with_host=ending == LOSS), now)
 
     def living(self) -> list[str]:
         """Return the host of each process."""
@@ -178,11 +178,11 @@ def test_a_host_that_is_lost_during_the_start_ends_the_job_only_if_too_few_are_l
     fleet.end_of(2, 1.0)
     fleet.end_of(3, 1.0)
     assert not fleet.is_over
-    assert fleet.notes[-1].endswith(f"{LOST}; 2 start without it")
+    assert fleet.notes[-1].endswith(f"{LOSS}; 2 start without it")
     fleet.worlds.step(1.0)
     assert fleet.worlds.roster.generation == 1
-    for ending in (LOST, "failed with exit code 1"):
-        fleet = Fleet("a:1,b:1", limits(2, 2 if ending == LOST else 1))
+    for ending in (LOSS, "failed with exit code 1"):
+        fleet = Fleet("a:1,b:1", limits(2, 2 if ending == LOSS else 1))
         fleet.worlds.begin(0.0)
         fleet.end_of(1, 1.0, ending=ending)
         assert fleet.is_over

@@ -114,15 +114,15 @@ const char* const kCalls[] = {"cuInit",
 void fail_once(const Hosts& hosts, const std::string& call, int nth, const std::string& options) {
   on_processes(hosts, [&](Rank& me) {
     me.config.deadline = 10;
-    bool came = false;
+    bool has_come = false;
     {
       const auto engine = engine_with_gpu(me);
       EXPECT_OK(engine->start());
       if (me.rank == 1) gpu_standin().fail(call.c_str(), nth);
       const auto begin = Clock::now();
       const Status status = some_collectives(*engine, me, options);
-      came = me.rank == 1 && gpu_standin().calls(call.c_str()) >= nth;
-      if (came) me.add(1);
+      has_come = me.rank == 1 && gpu_standin().calls(call.c_str()) >= nth;
+      if (has_come) me.add(1);
       if (status.ok()) me.add(2);
       me.meet(0);
       // The watch looks again, and nothing is lost if there was nothing to see.

@@ -86,7 +86,7 @@ class Crowd {
   explicit Crowd(int size) : inboxes(static_cast<size_t>(size)) {
     for (int r = 0; r < size; ++r) members.push_back(r);
     for (int r = 0; r < size; ++r) {
-      auto& rank = ranks.emplace_back(std::make_unique<One>(*this, r));
+      auto& rank = ranks.emplace_back(std::make_unique<Member>(*this, r));
       rank->peers.add_neighbors(members);
     }
   }
@@ -122,8 +122,8 @@ class Crowd {
  private:
   using Message = std::pair<int, std::vector<std::byte>>;  // from whom
 
-  struct One : Link {
-    One(Crowd& crowd, int rank)
+  struct Member : Link {
+    Member(Crowd& crowd, int rank)
         : crowd(crowd), topology{rank, crowd.members}, peers(*this, topology, nullptr, 0) {}
     Status send(int to, int, const std::byte* data, size_t bytes, int* handle) override {
       if (!crowd.is_cut(topology.rank, to))
@@ -161,7 +161,7 @@ class Crowd {
   };
 
   std::vector<std::deque<Message>> inboxes;
-  std::vector<std::unique_ptr<One>> ranks;
+  std::vector<std::unique_ptr<Member>> ranks;
 };
 
 TEST(peers_that_wait_know_who_is_late) {

@@ -255,12 +255,12 @@ TEST(buffer_list_gathers_and_scatters_any_range) {
     EXPECT_EQ(array.size(), expected.size());
     const size_t begin = random() % (expected.size() + 1);
     const size_t end = begin + random() % (expected.size() - begin + 1);
-    Bytes got(end - begin);
-    array.gather(begin, end, got.data());
-    EXPECT(
-        std::equal(got.begin(), got.end(), expected.begin() + static_cast<std::ptrdiff_t>(begin)));
+    Bytes part(end - begin);
+    array.gather(begin, end, part.data());
+    EXPECT(std::equal(part.begin(), part.end(),
+                      expected.begin() + static_cast<std::ptrdiff_t>(begin)));
 
-    array.scatter(begin, end, got.data());
+    array.scatter(begin, end, part.data());
     Bytes back;
     for (const Bytes& output : outputs) back.insert(back.end(), output.begin(), output.end());
     for (size_t i = 0; i < expected.size(); ++i)

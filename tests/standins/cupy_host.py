@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 KERNELS = ("up_plain", "up_transposed", "chain_plain", "chain_transposed")
 GUARD = 64
 """Numbers before and behind each array that must stay as they are."""
@@ -60,7 +60,7 @@ def _compiler(folder: Path, number: int, options: Sequence[tuple[str, ...]]) -> 
     text = '#include "cuda_host.h"\n#define RINGAR_EXPORT static\n' + "".join(units)
     file.write_text(text)
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE",
-               f"-I{HERE}", f"-I{folder}", "-o", str(target), str(file)]  # fmt: skip
+               f"-I{FOLDER}", f"-I{folder}", "-o", str(target), str(file)]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return process, target, options
 

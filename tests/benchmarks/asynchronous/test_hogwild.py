@@ -14,7 +14,7 @@ from benchmarks.asynchronous import hogwild_worker as worker
 from benchmarks.harness import environments
 from benchmarks.peers import gloo
 
-FOUND = {
+FIGURES = {
     "rates": {
         "one rank": [10.0, 20.0, 10.0],
         "racy": [19.0, 38.0, 10.0],
@@ -29,12 +29,12 @@ FOUND = {
 
 
 def test_targets_compare_turns_of_one_round() -> None:
-    two, locked = hogwild.targets(FOUND)
+    two, locked = hogwild.targets(FIGURES)
     assert two.measured == [1.9, 1.6]
     assert locked.measured == [4.75, 4.0]
     assert "no" in two.row()
     assert "yes" in locked.row()
-    text = hogwild.text(FOUND)
+    text = hogwild.text(FIGURES)
     assert "The loss of one process: 0.5000" in text
     assert "PyTorch: not measured (no torch)" in text
 

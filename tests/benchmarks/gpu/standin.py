@@ -276,10 +276,10 @@ def _exchange(moves: list[Any]) -> None:
         messages = {
             peer: np.array(_view(*array)) for kind, array, peer, _ in moves if kind == "send"
         }
-        came = rank.meetings[2].exchange(rank.rank, messages)
+        messages_of = rank.meetings[2].exchange(rank.rank, messages)
         for kind, array, peer, _ in moves:
             if kind == "recv":
-                np.copyto(_view(*array), came[peer][rank.rank])
+                np.copyto(_view(*array), messages_of[peer][rank.rank])
 
     Stream.by_ptr[moves[0][-1]].queue.append(run)
 

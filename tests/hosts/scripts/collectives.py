@@ -256,8 +256,8 @@ def messages() -> None:
         if group.included() and group.size() > 1:
             ringar.send(np.array([place]), (place + 1) % group.size(), process_set=group)
             spec = tf.TensorSpec([1], tf.int64)
-            got = ringar.recv(spec, (place - 1) % group.size(), process_set=group)
-            assert got.numpy().tolist() == [(place - 1) % group.size()]
+            message = ringar.recv(spec, (place - 1) % group.size(), process_set=group)
+            assert message.numpy().tolist() == [(place - 1) % group.size()]
         ringar.remove_process_set(group)
 
 

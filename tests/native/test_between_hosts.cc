@@ -14,13 +14,8 @@
 namespace ringar::test {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kPlans = 25;
-constexpr int64_t kLarge = 100'000;
-#else
-constexpr int kPlans = 80;
-constexpr int64_t kLarge = 600'000;
-#endif
+constexpr int kPlans = kSanitized ? 25 : 80;
+constexpr int64_t kLarge = kSanitized ? 100'000 : 600'000;
 
 void run_random_plans(const Rank& me, uint64_t seed, size_t largest) {
   const auto engine = me.start();

@@ -14,13 +14,8 @@
 namespace ringar::test {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kPlans = 40;
-constexpr int64_t kManyBlocks = 1 << 20;  // elements
-#else
-constexpr int kPlans = 150;
-constexpr int64_t kManyBlocks = 4 << 20;
-#endif
+constexpr int kPlans = kSanitized ? 40 : 150;
+constexpr int64_t kManyBlocks = kSanitized ? 1 << 20 : 4 << 20;  // elements
 
 void run_random_plans(const Rank& me, uint64_t seed, size_t largest) {
   Engine engine(me.config);

@@ -12,11 +12,7 @@
 namespace ringar::test {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kPlans = 25;
-#else
-constexpr int kPlans = 60;
-#endif
+constexpr int kPlans = kSanitized ? 25 : 60;
 constexpr size_t kLargest = 200'000;
 
 void run_random_plans(Engine& engine, const Rank& me, uint64_t seed, int gpus = 1) {

@@ -10,13 +10,8 @@
 namespace ringar::test {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kMessages = 40;
-constexpr size_t kLargest = 300'000;
-#else
-constexpr int kMessages = 200;
-constexpr size_t kLargest = 1'500'000;
-#endif
+constexpr int kMessages = kSanitized ? 40 : 200;
+constexpr size_t kLargest = kSanitized ? 300'000 : 1'500'000;
 
 // Sizes of a stream of messages: none, few bytes, and now and then the longest so far.
 Dims dims_of(int message) {

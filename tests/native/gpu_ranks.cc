@@ -35,10 +35,10 @@ const GpuStandin& gpu_standin() {
   return standin;
 }
 
-std::unique_ptr<Engine> engine_with_gpu(const Rank& rank) {
+std::unique_ptr<Engine> start_with_gpu(const Rank& rank) {
   Rank with_gpu = rank;
   with_gpu.config.cuda_library = with_gpu.config.nccl_library = RINGAR_GPU_STANDIN;
-  return with_gpu.engine();
+  return with_gpu.start();
 }
 
 void expect_clean_gpu() {

@@ -26,8 +26,7 @@ TEST(on_gpus_against_the_reference) {
   for (int size : {1, 2, 3, 4})
     on_processes(size, [&](Rank& me) {
       {
-        const auto engine = engine_with_gpu(me);
-        EXPECT_OK(engine->start());
+        const auto engine = start_with_gpu(me);
         run_random_plans(*engine, me, 600 + static_cast<uint64_t>(size));
       }
       expect_clean_gpu();
@@ -38,8 +37,7 @@ TEST(on_gpus_against_the_reference) {
 TEST_APART(on_gpus_of_threads) {
   gpu_standin().devices(2);
   on_threads(2, [](Rank& me) {
-    const auto engine = engine_with_gpu(me);
-    EXPECT_OK(engine->start());
+    const auto engine = start_with_gpu(me);
     run_random_plans(*engine, me, 610, 2);
     me.meet(0);
   });
@@ -49,8 +47,7 @@ TEST_APART(on_gpus_of_threads) {
 TEST(on_gpus_several_generations) {
   on_processes(2, [](Rank& me) {
     for (uint64_t generation = 0; generation < 3; ++generation) {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       for (uint64_t i = 0; i < 5; ++i)
         run_plan(random_plan_on_gpus(620 + 10 * generation + i, all_ranks(2), 0, 1000), me.rank,
                  *engine);
@@ -63,8 +60,7 @@ TEST(on_gpus_several_generations) {
 TEST(on_gpus_process_sets) {
   on_processes(4, [](Rank& me) {
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       const std::vector<std::vector<int>> sets{{0, 1}, {3, 0, 2}, {2}, {1, 3}, {3, 2, 1, 0}};
       std::vector<int> ids;
       for (const auto& set : sets) {
@@ -89,8 +85,7 @@ TEST(on_gpus_process_sets) {
 TEST(on_gpus_of_two_threads) {
   on_processes(1, [](Rank& me) {
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       std::vector<std::thread> threads;
       Status failures[2];
       for (Status& failure : failures) {
@@ -119,8 +114,7 @@ TEST(on_gpus_of_two_threads) {
 TEST(on_gpus_in_the_order_of_the_stream) {
   on_processes(2, [](Rank& me) {
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       static float values[1000];
       static std::atomic<float> sum;
       const auto write = [](void*) {
@@ -153,8 +147,7 @@ TEST(on_gpus_in_the_order_of_the_stream) {
 TEST(on_gpus_and_hosts_at_once) {
   on_processes(3, [](Rank& me) {
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       for (int i = 0; i < 3; ++i) {
         TestRequest request(allreduce_spec("mixed"));
         add_ones(request, me.rank, 100);
@@ -173,8 +166,7 @@ TEST(on_gpus_and_hosts_at_once) {
 TEST(on_gpus_refusals_reach_all_ranks) {
   on_processes(2, [](Rank& me) {
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       const auto refused = [&](const std::string& options, int device) {
         TestRequest request("allreduce dtype=float32 " + options + " name=refused");
         add_ones(request, me.rank, 10);
@@ -206,8 +198,7 @@ TEST(on_gpus_of_several_hosts) {
   for (const Hosts& hosts : {Hosts{{1, 1}}, Hosts{{2, 2}}, Hosts{{1, 2}}, Hosts{{2, 1, 2}, true}})
     on_processes(hosts, [](Rank& me) {
       {
-        const auto engine = engine_with_gpu(me);
-        EXPECT_OK(engine->start());
+        const auto engine = start_with_gpu(me);
         TestRequest nothing("allreduce dtype=float32 algorithm=hierarchical name=nothing");
         nothing.add({}, {0}, Output::kApart, 0);
         nothing.gpu.emplace();
@@ -223,8 +214,7 @@ TEST(on_gpus_of_several_hosts_in_blocks) {
   for (const Hosts& hosts : {Hosts{{1, 1}}, Hosts{{2, 1}}})
     on_processes(hosts, [](Rank& me) {
       {
-        const auto engine = engine_with_gpu(me);
-        EXPECT_OK(engine->start());
+        const auto engine = start_with_gpu(me);
         TestRequest request(
             "allreduce dtype=float32 op=sum postscale=0.5 algorithm=hierarchical name=x");
         request.gpu.emplace();

@@ -57,9 +57,8 @@ TEST(calibration_finds_nothing_in_too_few_rounds) {
 TEST(calibration_changes_no_bit) {
   on_threads(3, [](Rank& me) {
     me.config.past_caches_bytes = 1;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
-    EXPECT_EQ(engine.past_caches_bytes(), size_t{1});
+    const auto engine = me.start();
+    EXPECT_EQ(engine->past_caches_bytes(), size_t{1});
     for (uint64_t seed = 0; seed < 8; ++seed) {
       Plan plan = random_plan(900 + seed, all_ranks(me.size), 0, 64);
       plan.collective = Collective::kAllreduce;
@@ -72,7 +71,7 @@ TEST(calibration_changes_no_bit) {
       plan.tails = {{}, {}};
       plan.rows.assign(3, {7, 100'001});
       plan.splits.assign(3, {});
-      run_plan(plan, me.rank, engine);
+      run_plan(plan, me.rank, *engine);
     }
   });
 }
@@ -80,15 +79,14 @@ TEST(calibration_changes_no_bit) {
 TEST(calibration_of_rank_0_counts) {
   on_threads(3, [](Rank& me) {
     me.config.past_caches_bytes = me.rank == 0 ? 12345 : me.rank == 1 ? 0 : RINGAR_CALIBRATE;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
-    EXPECT_EQ(engine.past_caches_bytes(), size_t{12345});
-    EXPECT(!engine.has_calibrated());
+    const auto engine = me.start();
+    EXPECT_EQ(engine->past_caches_bytes(), size_t{12345});
+    EXPECT(!engine->has_calibrated());
     int set = -1;
-    EXPECT_OK(engine.add_process_set({0, 2}, &set));
+    EXPECT_OK(engine->add_process_set({0, 2}, &set));
     if (me.rank != 1)
-      EXPECT(engine.process_set(set)->stores_past_caches(12345) &&
-             !engine.process_set(set)->stores_past_caches(12344));
+      EXPECT(engine->process_set(set)->stores_past_caches(12345) &&
+             !engine->process_set(set)->stores_past_caches(12344));
   });
 }
 
@@ -96,9 +94,8 @@ TEST(calibration_is_overridden_by_the_environment) {
   on_processes(2, [](Rank& me) {
     setenv("RINGAR_TUNING", "past=4096", 1);
     me.config.past_caches_bytes = 8192;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
-    EXPECT_EQ(engine.past_caches_bytes(), size_t{4096});
+    const auto engine = me.start();
+    EXPECT_EQ(engine->past_caches_bytes(), size_t{4096});
   });
 }
 
@@ -107,11 +104,10 @@ TEST(calibration_is_the_same_on_all_ranks) {
   for (int size : {2, 3})
     on_processes(size, [](Rank& me) {
       me.config.past_caches_bytes = me.rank == 0 ? RINGAR_CALIBRATE : 0;
-      Engine engine(me.config);
-      EXPECT_OK(engine.start());
+      const auto engine = me.start();
       // Ranks that share cores, or run under a sanitizer, may have too little time to find any.
-      const size_t bytes = engine.past_caches_bytes();
-      if (!engine.has_calibrated()) EXPECT_EQ(bytes, kNever);
+      const size_t bytes = engine->past_caches_bytes();
+      if (!engine->has_calibrated()) EXPECT_EQ(bytes, kNever);
       if (bytes != kNever)
         EXPECT(bytes >= 8 * kMiB / static_cast<size_t>(me.size) - 64 && bytes <= 16 * kMiB);
       me.notes[1 + me.rank].store(static_cast<int>(bytes / 64));
@@ -119,7 +115,7 @@ TEST(calibration_is_the_same_on_all_ranks) {
       for (int r = 0; r < me.size; ++r)
         EXPECT_EQ(me.notes[1 + r].load(), static_cast<int>(bytes / 64));
       for (uint64_t seed = 0; seed < 4; ++seed)
-        run_plan(random_plan(50 + seed, all_ranks(me.size), 0, 300'000), me.rank, engine);
+        run_plan(random_plan(50 + seed, all_ranks(me.size), 0, 300'000), me.rank, *engine);
     });
 }
 
@@ -189,10 +185,9 @@ TEST(calibration_between_hosts_far_apart_is_short) {
 TEST(calibration_needs_two_ranks) {
   on_threads(1, [](Rank& me) {
     me.config.past_caches_bytes = RINGAR_CALIBRATE;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
-    EXPECT(!engine.has_calibrated());
-    EXPECT_EQ(engine.past_caches_bytes(), kNever);
+    const auto engine = me.start();
+    EXPECT(!engine->has_calibrated());
+    EXPECT_EQ(engine->past_caches_bytes(), kNever);
   });
 }
 

@@ -62,18 +62,17 @@ TEST(engine_keeps_the_order_of_each_thread) {
 // rank 0's engine thread is busy, since rank 1 does not come, when run() is called.
 TEST(engine_makes_a_caller_wait_for_what_came_before) {
   on_threads(2, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     if (me.rank == 1) {
       me.await(0, 1);
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     auto first = ones("first", me.rank, kLong), second = ones("second", me.rank, kShort);
-    engine.submit(first.get());
-    engine.submit(second.get());
+    engine->submit(first.get());
+    engine->submit(second.get());
     me.add(0);
     auto third = ones("third", me.rank, kShort);
-    EXPECT_OK(engine.run(*third));
+    EXPECT_OK(engine->run(*third));
     EXPECT(first->place() >= 0 && second->place() > first->place());
     for (auto* request : {first.get(), second.get()}) {
       EXPECT_OK(request->wait());

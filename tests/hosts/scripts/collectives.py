@@ -22,7 +22,7 @@ import tensorflow as tf
 import ringar
 from tests.collectives import common, test_window
 from tests.faults.job import attempt, record, works
-from tests.hosts.sent import bytes_between_hosts
+from tests.hosts.traffic import bytes_between_hosts
 
 mpi4py.rc.initialize = False  # as Horovod's documentation advises, which initializes MPI, too
 

@@ -137,8 +137,8 @@ def run_and_stop(case: Case, program: list[str]) -> JobResult:
             launcher.signal(SIGNALS[case.kind])
         out, err = launcher.process.communicate(timeout=case.limit)
         until = time.monotonic() + 10
-        while not launcher.gone() and time.monotonic() < until:
+        while not launcher.is_over() and time.monotonic() < until:
             time.sleep(0.05)
-        left = [] if launcher.gone() else ["processes of the job"]
+        left = [] if launcher.is_over() else ["processes of the job"]
         code = launcher.process.returncode
     return JobResult(code, out or "", err, time.monotonic() - start, left)

@@ -107,7 +107,7 @@ def test_members_on_the_host_of_the_caller_run_its_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "seen"),
+    ("member_gpus", "options", "rank_gpus"),
     [
         ("{0}0,{0}1", [], ["00,01", "10,11"]),  # two for each
         pytest.param("7", [], ["7", "7"], marks=pytest.mark.slow),  # a part of one
@@ -116,11 +116,11 @@ def test_members_on_the_host_of_the_caller_run_its_ranks() -> None:
     ],
 )
 def test_ranks_see_the_gpus_of_their_members(
-    given: str, options: list[str], seen: list[str]
+    member_gpus: str, options: list[str], rank_gpus: list[str]
 ) -> None:
-    with Cluster(2) as cluster, members(cluster, 2, gpus=given):
+    with Cluster(2) as cluster, members(cluster, 2, gpus=member_gpus):
         pool = cluster.start({}, options, 30)
-        assert [gpus for *_, gpus in pool.call(whoami, ["a"])] == seen
+        assert [gpus for *_, gpus in pool.call(whoami, ["a"])] == rank_gpus
 
 
 def what_is_there() -> tuple[str, str]:
@@ -134,24 +134,24 @@ def test_ranks_have_what_the_manager_has_brought_to_their_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its modules; and its folder, where the caller's is missing."""
-    caller, there = tmp_path / "caller" / "project", tmp_path / "there"
+    caller, folder = tmp_path / "caller" / "project", tmp_path / "there"
     caller.mkdir(parents=True)
-    there.mkdir()
-    (there / "brought.py").write_text("WORD = 'x'\n")
+    folder.mkdir()
+    (folder / "brought.py").write_text("WORD = 'x'\n")
     monkeypatch.chdir(caller)
     with Cluster(1) as cluster:
-        text = f"import sys; sys.path.append({str(there)!r}); "
+        text = f"import sys; sys.path.append({str(folder)!r}); "
         text += SERVES.format(repr(cluster.variable), 0, "'127.0.0.1'")
         member_of = f"exec {sys.executable} -c {shlex.quote(text)}"
         hide = f"mount -t tmpfs none {caller.parent} && {member_of}"
         member = subprocess.Popen(
             ["unshare", "--mount", "sh", "-c", hide],
-            cwd=there,
+            cwd=folder,
             env={**os.environ, "PYTHONPATH": PYTHONPATH},
         )
         try:
             pool = cluster.start({}, [], 30)
-            assert pool.call(what_is_there) == [("x", str(there))]
+            assert pool.call(what_is_there) == [("x", str(folder))]
         finally:
             member.kill()
             member.wait()
@@ -161,16 +161,16 @@ def test_a_member_that_comes_too_late() -> None:
     """It ends at once, though its connection was accepted before the port was closed."""
     with Cluster(2) as cluster:
         broker = cluster._broker
-    mine, theirs = socket.socketpair()
+    manager_end, member_end = socket.socketpair()
     thread = threading.Thread(
         target=broker._serve_member,
-        args=(Member(0, "127.0.0.1", None, Connection(theirs.detach())),),
+        args=(Member(0, "127.0.0.1", None, Connection(member_end.detach())),),
         daemon=True,
     )
     thread.start()
     thread.join(5)
     assert not thread.is_alive()
-    mine.close()
+    manager_end.close()
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_spark_3_cancels_tasks_that_have_not_started() -> None:
 def test_spark_tells_why_it_has_ended_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of the ranks is its consequence."""
 
-    class Ended(_Tasks):
+    class EndedTasks(_Tasks):
         def start(self, *_: object) -> None:
             self._error = Exception("Task 1 failed 4 times")
 
@@ -233,8 +233,8 @@ def test_spark_tells_why_it_has_ended_all_tasks(monkeypatch: pytest.MonkeyPatch)
         yield SimpleNamespace(variable="", wait=lambda *_: None, call=call)
 
     context = SimpleNamespace(getConf=dict)
-    monkeypatch.setattr(ringar.spark, "_active", lambda given: context)
-    monkeypatch.setattr(ringar.spark, "_Tasks", Ended)
+    monkeypatch.setattr(ringar.spark, "_active", lambda spark_context: context)
+    monkeypatch.setattr(ringar.spark, "_Tasks", EndedTasks)
     monkeypatch.setattr(ringar.spark, "ElasticCluster", cluster)
     with pytest.raises(RuntimeError, match="Task 1 failed 4 times"):
         ringar.spark.run_elastic(print, num_proc=2)

@@ -21,6 +21,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 import ringar
+from tests.clusters.functions import expect
 
 ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, logging_level="ERROR")
 
@@ -48,14 +49,6 @@ def fails():
     if ringar.rank() == 1:
         raise ValueError("one is bad")
     ringar.barrier()
-
-def expect(kind, text, function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except kind as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError(f"no {kind}")
 
 broken = ringar.ray.RayExecutor(2)
 from ringar.ray.actors import Member
@@ -126,16 +119,14 @@ def test_numbers_that_are_none(numbers: dict[str, int]) -> None:
         RayExecutor(**numbers)  # type: ignore[arg-type]
 
 
-def test_an_executor(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    job = run_job(None, [sys.executable, str(script)], deadline=280)
+def test_an_executor() -> None:
+    job = run_job(None, SCRIPT, deadline=280)
     assert job.code == 0, job
     assert "all is well" in job.stdout
     assert "ValueError: one is bad" in job.stderr
 
 
-def test_the_example(tmp_path: Path) -> None:
+def test_the_example() -> None:
     """An actor is killed in it; the accuracy is that of two ranks that are not disturbed."""
     command = [sys.executable, str(ROOT / "examples" / "ray_train.py"), "--lose"]
     job = run_job(None, command, deadline=280, env={"RINGAR_GRACE_SCALE": "0.2"}).check()
@@ -149,23 +140,13 @@ def test_the_example(tmp_path: Path) -> None:
 ELASTIC = """
 import sys, threading, time
 from pathlib import Path
-import cloudpickle
 import ray
 import ringar
 from ringar.errors import DeadlineError
-from tests.elastic import functions
+from tests.clusters.functions import expect, expect_one_loss, grow
 from tests.elastic.functions import add_up
 
-cloudpickle.register_pickle_by_value(functions)
 folder = Path(sys.argv[1])
-
-def expect(kind, text, function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except kind as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError(f"no {kind}")
 
 ray.init(num_cpus=3, include_dashboard=False, logging_level="ERROR")
 
@@ -181,32 +162,10 @@ ray.get(blocker.wait.remote())
 options = {"env": {"RINGAR_GRACE_SCALE": "0.2"}}
 with ringar.ray.RayExecutor(min_workers=1, max_workers=2, **options) as executor:
     args = [str(folder), 2, "killed", True]
-    results = executor.run(add_up, args, timeout=150)
-    assert [(rank, sizes[-3:], rest) for rank, sizes, rest in results] == [
-        (0, [2, 1, 2], 0), (1, [2, 1, 2], 0)
-    ], results
+    expect_one_loss(executor.run(add_up, args, timeout=150))
     expect(RuntimeError, "ranks that stay", executor.execute_single, print)
-print("lost and joined", flush=True)
 
 # There is room for two of three, until another actor ends: a third rank joins.
-def sizes(folder):
-    import numpy as np
-    import ringar
-    ringar.init()
-
-    @ringar.elastic.run
-    def train(state):
-        state.sizes = [*state.sizes, ringar.size()]
-        Path(folder, str(ringar.size())).touch()
-        while ringar.size() < 3:
-            ringar.barrier()
-            state.commit()
-            time.sleep(0.05)
-
-    state = ringar.elastic.ObjectState(sizes=[])
-    train(state)
-    return state.sizes
-
 class Counter:
     def __init__(self, count):
         self.count = count
@@ -216,14 +175,14 @@ with ringar.ray.RayExecutor(min_workers=2, max_workers=2, **options) as executor
     executor.start(Counter, [5])
     assert executor.execute(lambda counter: counter.count) == [5, 5]
 
-def grow():
+def make_room():
     while not (folder / "2").exists():
         time.sleep(0.1)
     ray.kill(blocker)
 
 with ringar.ray.RayExecutor(min_workers=2, max_workers=3, **options) as executor:
-    threading.Thread(target=grow, daemon=True).start()
-    assert executor.run(sizes, [str(folder)], timeout=120) == [[2, 3]] * 3
+    threading.Thread(target=make_room, daemon=True).start()
+    assert executor.run(grow, [str(folder), 3], timeout=120) == [[2, 3]] * 3
 print("grown", flush=True)
 
 executor = ringar.ray.RayExecutor(min_workers=4, elastic_timeout=3)
@@ -237,8 +196,6 @@ ray.shutdown()
 
 
 def test_an_elastic_executor(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(ELASTIC)
-    job = run_job(None, [sys.executable, str(script), str(tmp_path)], deadline=280)
+    job = run_job(None, ELASTIC, args=[str(tmp_path)], deadline=280)
     assert job.code == 0, job
     assert "all is well" in job.stdout

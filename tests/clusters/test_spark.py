@@ -25,14 +25,7 @@ import os, signal, sys, time
 import numpy as np
 from pyspark.sql import SparkSession
 import ringar
-
-def expect(kind, text, function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except kind as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError(f"no {kind}")
+from tests.clusters.functions import expect
 
 def mean(value):
     ringar.init()
@@ -81,12 +74,10 @@ print("all is well")
 
 
 def test_a_function_on_tasks(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
     gpus = tmp_path / "gpus.sh"
     gpus.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["7"]}\'\n')
     gpus.chmod(0o755)
-    job = run_job(None, [sys.executable, str(script), str(gpus)], deadline=380)
+    job = run_job(None, SCRIPT, args=[str(gpus)], deadline=380)
     assert job.code == 0, job
     assert "all is well" in job.stdout
     assert "[1] rank 1" in job.stdout
@@ -97,30 +88,20 @@ def test_the_example() -> None:
     command = [sys.executable, program, "--master", "local-cluster[2,1,1024]"]
     job = run_job(None, command, deadline=380).check()
     assert "2 ranks, loss of the last epoch" in job.stdout, job
-    found = re.search(r"accuracy: ([\d.]+)%", job.stdout)
-    assert found is not None, job
-    assert float(found[1]) > 90, job
+    match = re.search(r"accuracy: ([\d.]+)%", job.stdout)
+    assert match is not None, job
+    assert float(match[1]) > 90, job
 
 
 ELASTIC = """
 import sys, threading, time
 from pathlib import Path
-import cloudpickle
 from pyspark.sql import SparkSession
 import ringar
-from tests.elastic import functions
+from tests.clusters.functions import expect, expect_one_loss, grow
 from tests.elastic.functions import add_up
 
-cloudpickle.register_pickle_by_value(functions)
 folder = Path(sys.argv[1])
-
-def expect(kind, text, function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except kind as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError(f"no {kind}")
 
 run = ringar.spark.run_elastic
 settings = {"spark.ui.enabled": "false", "spark.python.worker.reuse": "false"}
@@ -129,11 +110,7 @@ env = {"RINGAR_GRACE_SCALE": "0.2"}
 
 # A task is killed, and its rank with it. Spark tries it again: its rank joins.
 args = [str(folder), 2, "killed", True]
-results = run(add_up, args, num_proc=2, min_num_proc=1, env=env, timeout=150)
-assert [(rank, sizes[-3:], rest) for rank, sizes, rest in results] == [
-    (0, [2, 1, 2], 0), (1, [2, 1, 2], 0)
-], results
-print("lost and joined", flush=True)
+expect_one_loss(run(add_up, args, num_proc=2, min_num_proc=1, env=env, timeout=150))
 
 # Another job holds one of the two places, until the only rank trains: a second one joins.
 def hold(rows):
@@ -142,28 +119,11 @@ def hold(rows):
         time.sleep(0.1)
     return rows
 
-def sizes(folder):
-    import ringar
-    ringar.init()
-
-    @ringar.elastic.run
-    def train(state):
-        state.sizes = [*state.sizes, ringar.size()]
-        Path(folder, str(ringar.size())).touch()
-        while ringar.size() < 2:
-            ringar.barrier()
-            state.commit()
-            time.sleep(0.05)
-
-    state = ringar.elastic.ObjectState(sizes=[])
-    train(state)
-    return state.sizes
-
 holder = spark.sparkContext.parallelize([0], 1).mapPartitions(hold)
 threading.Thread(target=holder.collect, daemon=True).start()
 while not Path(folder, "held").exists():
     time.sleep(0.1)
-grown = run(sizes, [str(folder)], num_proc=1, max_num_proc=2, env=env, timeout=150)
+grown = run(grow, [str(folder), 2], num_proc=1, max_num_proc=2, env=env, timeout=150)
 assert grown == [[1, 2]] * 2, grown
 print("grown", flush=True)
 
@@ -180,8 +140,6 @@ print("all is well")
 
 
 def test_an_elastic_job(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(ELASTIC)
-    job = run_job(None, [sys.executable, str(script), str(tmp_path)], deadline=380)
+    job = run_job(None, ELASTIC, args=[str(tmp_path)], deadline=380)
     assert job.code == 0, job
     assert "all is well" in job.stdout

@@ -178,7 +178,7 @@ class Host:
                 raise RuntimeError(f"no relay for {self.name}: see above")
             yield
 
-    def sent(self) -> Traffic:
+    def traffic(self) -> Traffic:
         """What has gone through the link since the host was made, counted as on the wire."""
         return count_traffic(self.run(*ASK_TRAFFIC).stdout)
 
@@ -249,9 +249,9 @@ class Hosts:
     def processes(self) -> list[int]:
         """The processes that run on any host, as seen from outside."""
         networks = {_namespace(host.pid, "net") for host in self}
-        held = {host.pid for host in self}
+        roots = {host.pid for host in self}
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        return [pid for pid in pids if pid not in held and _namespace(pid, "net") in networks]
+        return [pid for pid in pids if pid not in roots and _namespace(pid, "net") in networks]
 
     def __enter__(self) -> Hosts:
         self.folder = Path(tempfile.mkdtemp(prefix="hosts-"))
@@ -321,8 +321,8 @@ class Hosts:
             raise RuntimeError(f"cannot make hosts: {answer.get('error', 'they did not come up')}")
         self._inner = answer["pids"]
         self.root = _children(self._world.pid)[0]
-        held = {_inner_id(pid): pid for pid in _children(self.root)}
-        self._list = [Host(self, i, held[pid]) for i, pid in enumerate(self._inner)]
+        outer_ids = {_inner_id(pid): pid for pid in _children(self.root)}
+        self._list = [Host(self, i, outer_ids[pid]) for i, pid in enumerate(self._inner)]
         for host in self._list:
             host.folder.mkdir()
 
@@ -360,9 +360,9 @@ exec nsenter --target "$pid" --mount --uts --net -- env -i -C "$HOME" \\
 @functools.cache
 def unavailable(*, latency: bool = False) -> str | None:
     """Why there can be no hosts here, in a line; None if there can."""
-    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
-    if missing:
-        return f"needs {', '.join(missing)} (Debian: iproute2, util-linux)"
+    tools = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if tools:
+        return f"needs {', '.join(tools)} (Debian: iproute2, util-linux)"
     if os.geteuid() != 0:
         return "needs root, for network namespaces"
     try:

@@ -34,11 +34,11 @@ _TRANSPORT = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self,sm")
 def find_open_mpi() -> Path | None:
     """The mpirun of Open MPI beside this Python (the PyPI package), or else in PATH."""
     beside = Path(sys.executable).with_name("mpirun")
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
-    if found is None:
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    if mpirun is None:
         return None
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-    return Path(found) if "Open MPI" in said else None
+    text = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
+    return Path(mpirun) if "Open MPI" in text else None
 
 
 def open_mpi(
@@ -70,9 +70,9 @@ def open_mpi(
             raise ValueError(f"expected one number of ranks without hosts, received {ranks}")
         command += ["--oversubscribe", "-np", str(ranks)]
     else:
-        each = [ranks] * len(hosts) if isinstance(ranks, int) else list(ranks)
-        slots = ",".join(f"{hosts[i].name}:{count}" for i, count in enumerate(each))
-        command += ["--host", slots, "-np", str(sum(each))]
+        counts = [ranks] * len(hosts) if isinstance(ranks, int) else list(ranks)
+        slots = ",".join(f"{hosts[i].name}:{count}" for i, count in enumerate(counts))
+        command += ["--host", slots, "-np", str(sum(counts))]
         command += ["--mca", "btl_tcp_if_include", SUBNET]
         command += ["--prtemca", "plm_ssh_agent", str(hosts.agent)]
     for name, value in (variables or {}).items():
@@ -91,10 +91,10 @@ def by_tcp(
 
     With an empty sequence of `ranks` the options name the hosts.
     """
-    each = [ranks] * len(hosts) if isinstance(ranks, int) else ranks
+    counts = [ranks] * len(hosts) if isinstance(ranks, int) else ranks
     command = [sys.executable, "-m", "ringar.launchers", "--link", "tcp"]
-    if each:
-        slots = ",".join(f"{host.name}:{count}" for host, count in zip(hosts, each, strict=True))
+    if counts:
+        slots = ",".join(f"{host.name}:{count}" for host, count in zip(hosts, counts, strict=True))
         command += ["-H", slots]
     command += ["--ssh-command", str(hosts.agent), "--bind-to", "none", *options]
     for name, value in variables.items():
@@ -117,12 +117,12 @@ def run_on_hosts(
     The arguments are those of `open_mpi`; after `deadline` seconds the job is stopped. With `link`
     "tcp", ringarrun starts the ranks without MPI, and `options` are its own.
     """
-    given = {"PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONFAULTHANDLER": "1"}
-    given.update(variables or {})
+    environment = {"PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONFAULTHANDLER": "1"}
+    environment.update(variables or {})
     if link == "tcp" and hosts is not None:
-        command = by_tcp(hosts, ranks, program, given, options)
+        command = by_tcp(hosts, ranks, program, environment, options)
     else:
-        command = open_mpi(hosts, ranks, program, variables=given, options=options)
+        command = open_mpi(hosts, ranks, program, variables=environment, options=options)
     if hosts is None:
         return run_job(None, command, deadline=deadline)
     result = run_job(None, hosts[0].command(*command), deadline=deadline)

@@ -152,9 +152,9 @@ class Relay:
     def _flipped(self, frame: bytes) -> bytes:
         if frame[12:14] != b"\x08\x00" or len(frame) <= _HEADERS:  # ARP has no checksum
             return frame
-        changed = bytearray(frame)
-        changed[self._random.randrange(_HEADERS, len(frame))] ^= 1 << self._random.randrange(8)
-        return bytes(changed)
+        copy = bytearray(frame)
+        copy[self._random.randrange(_HEADERS, len(frame))] ^= 1 << self._random.randrange(8)
+        return bytes(copy)
 
 
 def main() -> None:

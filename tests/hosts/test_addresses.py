@@ -65,9 +65,9 @@ def call(hosts: Hosts, folder: Path, names: str, alias: str, addresses: list[str
     The agent tells commands what sshd tells them.
     """
     agent = folder / "agent"
-    said = f"SSH_CONNECTION='{addresses[0]} 1 {addresses[1]} 22'"
-    known = f'while [ "$1" != {alias} ]; do [ $# -gt 0 ] || exit 255; shift; done; shift'
-    write(agent, f'{known}\nexec {hosts.agent} host1 "export {said}; $*"')
+    variable = f"SSH_CONNECTION='{addresses[0]} 1 {addresses[1]} 22'"
+    check = f'while [ "$1" != {alias} ]; do [ $# -gt 0 ] || exit 255; shift; done; shift'
+    write(agent, f'{check}\nexec {hosts.agent} host1 "export {variable}; $*"')
     words = [sys.executable, "-c", CALLER, str(agent), names]
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     job = hosts[0].run(*words, env=environment, timeout=100, check=False)
@@ -78,19 +78,19 @@ def test_hosts_without_ipv4(tmp_path: Path) -> None:
     if not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6")
     with Hosts(2) as hosts:
-        found = only_by_ipv6(hosts)
+        environment = only_by_ipv6(hosts)
         names = "[fd45::1]:1,[fd45::2]:1"
-        assert call(hosts, tmp_path, names, "fd45::2", found) == EVERYONE
-        alone = hosts[0].run(
+        assert call(hosts, tmp_path, names, "fd45::2", environment) == EVERYONE
+        job = hosts[0].run(
             *(sys.executable, "-c", "import ringar; print(ringar.run(min, ((1, 2),), np=2))"),
             env={**os.environ, "PYTHONPATH": PYTHONPATH},
             timeout=60,
             check=False,
         )
-        assert alone.stdout == "[1, 1]\n", alone.stderr
+        assert job.stdout == "[1, 1]\n", job.stderr
 
 
 def test_hosts_that_ssh_alone_knows_beside_a_network_of_containers(tmp_path: Path) -> None:
     with Hosts(2) as hosts:
-        found = behind_a_network_of_containers(hosts)
-        assert call(hosts, tmp_path, "localhost:1,alias:1", "alias", found) == EVERYONE
+        environment = behind_a_network_of_containers(hosts)
+        assert call(hosts, tmp_path, "localhost:1,alias:1", "alias", environment) == EVERYONE

@@ -20,7 +20,7 @@ pytestmark = [
 
 ALGORITHMS = ("auto", "ring", "recursive_doubling", "halving_doubling", "hierarchical")
 SCENARIOS = [
-    *[f"{what}, {how}" for what in ("allreduce", "large allreduce", "narrow allreduce")
+    *[f"{collective}, {how}" for collective in ("allreduce", "large allreduce", "narrow allreduce")
       for how in ALGORITHMS],
     "reducescatter", "allgather", "broadcast", "alltoall", "grouped", "barrier", "objects",
     "process_sets", "sets_in_turn", "messages", "messages_in_a_function", "refused_messages",
@@ -57,7 +57,7 @@ LAYOUTS = [
 
 
 @dataclass(frozen=True)
-class Ran:
+class Run:
     """A layout, and what came of it."""
 
     layout: Layout
@@ -65,18 +65,18 @@ class Ran:
     left: list[str]
     """Names of ringar in the shared memory of the hosts, after its end."""
 
-    def said(self, scenario: str) -> list[object]:
+    def values(self, scenario: str) -> list[object]:
         """What each rank wrote down as a value."""
         return [ast.literal_eval(outcome.message) for outcome in self.outcomes.of(scenario)]
 
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=str)
-def ran(
+def run(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     can_make_hosts: None,
     has_open_mpi: None,
-) -> Ran:
+) -> Run:
     layout: Layout = request.param
     folder = tmp_path_factory.mktemp("collectives")
     options = ["--map-by", "node"] if layout.in_turn else []
@@ -86,46 +86,46 @@ def ran(
             link=layout.link, deadline=150,
         )  # fmt: skip
         left = [name for host in hosts for name in host.shared_memory() if "ringar" in name]
-    return Ran(layout, outcomes, left)
+    return Run(layout, outcomes, left)
 
 
-def test_the_job_ends_well(ran: Ran) -> None:
-    ran.outcomes.job.check()
-    assert ran.left == []
+def test_the_job_ends_well(run: Run) -> None:
+    run.outcomes.job.check()
+    assert run.left == []
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_results(ran: Ran, scenario: str) -> None:
-    if scenario == "beside_mpi" and ran.layout.link == "tcp":
+def test_results(run: Run, scenario: str) -> None:
+    if scenario == "beside_mpi" and run.layout.link == "tcp":
         pytest.skip("there is no MPI beside it")
-    ran.outcomes.expect_success(scenario)
+    run.outcomes.expect_success(scenario)
 
 
-def test_ranks_know_where_they_are(ran: Ran) -> None:
-    hosts = ran.layout.hosts_of_ranks
+def test_ranks_know_where_they_are(run: Run) -> None:
+    hosts = run.layout.hosts_of_ranks
     expected = []
     for rank, host in enumerate(hosts):
         local_rank = hosts[:rank].count(host)
-        peers = [h for h in range(len(ran.layout.ranks)) if ran.layout.ranks[h] > local_rank]
-        place = (local_rank, ran.layout.ranks[host], peers.index(host), len(peers))
+        peers = [h for h in range(len(run.layout.ranks)) if run.layout.ranks[h] > local_rank]
+        place = (local_rank, run.layout.ranks[host], peers.index(host), len(peers))
         expected.append((f"host{host}", rank, len(hosts), *place))
-    assert ran.said("where") == expected
+    assert run.values("where") == expected
 
 
-def test_bytes_between_hosts(ran: Ran) -> None:
+def test_bytes_between_hosts(run: Run) -> None:
     """A hierarchy sends as much as if each host were one rank, a flat ring as one of all ranks.
 
     Headers and acknowledgements are among what is counted: 1% of segments of 64 KiB.
     """
-    n = len(ran.layout.ranks)
-    firsts = [ran.layout.hosts_of_ranks.index(host) for host in range(n)]
+    n = len(run.layout.ranks)
+    firsts = [run.layout.hosts_of_ranks.index(host) for host in range(n)]
 
-    def sent(what: str) -> list[object]:
-        said = ran.said(f"sent, {what}")
-        return [said[first] for first in firsts]
+    def ratios(name: str) -> list[object]:
+        values = run.values(f"sent, {name}")
+        return [values[first] for first in firsts]
 
-    assert sent("hierarchical") == pytest.approx([2 * (n - 1) / n] * n, rel=0.02)
-    assert sent("hierarchical, narrow") == pytest.approx([(n - 1) / n] * n, rel=0.02)
-    if not ran.layout.in_turn:
-        ranks = sum(ran.layout.ranks)
-        assert sent("ring") == pytest.approx([2 * (ranks - 1) / ranks] * n, rel=0.02)
+    assert ratios("hierarchical") == pytest.approx([2 * (n - 1) / n] * n, rel=0.02)
+    assert ratios("hierarchical, narrow") == pytest.approx([(n - 1) / n] * n, rel=0.02)
+    if not run.layout.in_turn:
+        ranks = sum(run.layout.ranks)
+        assert ratios("ring") == pytest.approx([2 * (ranks - 1) / ranks] * n, rel=0.02)

@@ -54,12 +54,12 @@ def run(
             *command, *words, stdout=output, stderr=subprocess.STDOUT, text=True,
             stdin=subprocess.DEVNULL, env={**os.environ, **environment},
         )  # fmt: skip
-        give_up, seen, left = time.monotonic() + 200, 0, list(steps)
+        give_up, position, left = time.monotonic() + 200, 0, list(steps)
         while job.poll() is None and time.monotonic() < give_up:
             time.sleep(0.05)
             text = os.pread(output.fileno(), 1 << 20, 0).decode()
-            if left and (place := text.find(left[0][0], seen)) >= 0:
-                seen = place + len(left[0][0])
+            if left and (place := text.find(left[0][0], position)) >= 0:
+                position = place + len(left[0][0])
                 left.pop(0)[1]()
         code = job.poll()
         output.seek(0)
@@ -113,13 +113,13 @@ def test_hosts_are_absent_cut_off_and_lost_and_others_come(tmp_path: Path) -> No
         options = ("--hostfile", str(listed), "-np", "3", "--start-timeout", "8")
         code, text = run(hosts, *program, options=options, steps=steps)
         left = [host.processes() for host in hosts]
-    for told in (
+    for notice in (
         r"ringarrun: 1 of 3 hosts cannot take part; the job starts without\n  host9: cannot be",
         r"ringarrun: rank 2 \(slot \d, .* on host1\) is ended; 2 ranks of its world are left",
         r"\(slot \d, a process on host1\) was not started: host1 cannot reach 10\.213\.45\.1:",
         r"rank 2 \(slot \d, .* on host2\) is lost: the way to its host ended with",
     ):
-        assert len(re.findall(told, text)) in range(1, 6), text
+        assert len(re.findall(notice, text)) in range(1, 6), text
     assert re.findall(r"^\[0\] (\d ranks on \d hosts?)", text, re.MULTILINE) == [
         "3 ranks on 2 hosts",
         "2 ranks on 1 host",

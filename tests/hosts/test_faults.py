@@ -28,7 +28,7 @@ pytestmark = [
 DEADLINE = 4.0
 RANKS = (1, 1, 2)
 VICTIM = 1  # the host, and its only rank
-OTHERS = (0, 2, 3)
+SURVIVORS = (0, 2, 3)
 FAULT_TOLERANT = ("--with-ft", "ulfm")
 
 
@@ -40,7 +40,7 @@ class Disappearance(threading.Thread):
         self._folder, self._hosts, self._how = folder, hosts, how
         self.seconds = float("inf")
         """From the disappearance until all others had written down their error."""
-        self.ended = threading.Event()
+        self.end = threading.Event()
         """The job's end, which leaves nothing to wait for."""
 
     def run(self) -> None:
@@ -48,16 +48,16 @@ class Disappearance(threading.Thread):
             return
         start = time.monotonic()
         self._how(self._hosts[VICTIM])
-        if self._wait(lambda: all((self._folder / f"{r}.jsonl").exists() for r in OTHERS), 20):
+        if self._wait(lambda: all((self._folder / f"{r}.jsonl").exists() for r in SURVIVORS), 20):
             self.seconds = time.monotonic() - start
-        self.ended.wait(2)
+        self.end.wait(2)
         # mpirun waits for the daemon of a host that it cannot reach any more.
         for host in self._hosts:
             host.kill()
 
     def _wait(self, condition: Callable[[], bool], seconds: float = 50) -> bool:
         give_up = time.monotonic() + seconds
-        while not condition() and not self.ended.wait(0.02) and time.monotonic() < give_up:
+        while not condition() and not self.end.wait(0.02) and time.monotonic() < give_up:
             pass
         return condition()
 
@@ -78,7 +78,7 @@ def lose_a_host(
                 options=options, deadline=90,
             )  # fmt: skip
         finally:
-            disappearance.ended.set()
+            disappearance.end.set()
             disappearance.join()
     return outcomes, disappearance.seconds
 
@@ -87,9 +87,9 @@ def lose_a_host(
 def test_a_link_goes_down(tmp_path: Path) -> None:
     """No news for TCP: the deadline ends it, and names a rank that nothing came from."""
     outcomes, seconds = lose_a_host(tmp_path, Host.cut)
-    for outcome in outcomes.of("loop", OTHERS):
-        known = {"DeadlineError", "PeerLostError"} & set(outcome.kinds)
-        assert known, outcome
+    for outcome in outcomes.of("loop", SURVIVORS):
+        kinds = {"DeadlineError", "PeerLostError"} & set(outcome.kinds)
+        assert kinds, outcome
         assert outcome.message.startswith(f'rank {outcome.rank} | allreduce "loop"'), outcome
         assert "rank" in outcome.message.partition("|")[2]
         assert outcome.seconds < DEADLINE + 3
@@ -107,7 +107,7 @@ def kill_ranks(host: Host) -> None:
 def test_ranks_of_a_host_are_killed(tmp_path: Path) -> None:
     """Known at once, by the connections that end, and long before a deadline of a minute."""
     outcomes, seconds = lose_a_host(tmp_path, kill_ranks, deadline=60)
-    for outcome in outcomes.of("loop", OTHERS):
+    for outcome in outcomes.of("loop", SURVIVORS):
         outcome.expect("PeerLostError", f"rank {outcome.rank} | allreduce ", within=5)
     assert seconds < 5
     assert outcomes.job.code not in (0, None), outcomes.job

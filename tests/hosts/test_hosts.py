@@ -57,15 +57,15 @@ def test_the_rate_is_exact(mtu: int) -> None:
     """Never more; and as much, unless the machine was busy with something else at each attempt."""
     count = 24 * MIB
     with Hosts(2, rate_mbit=200, mtu=mtu) as hosts:
-        before, received = hosts[0].sent(), hosts[1].counters()["rx_bytes"]
+        before, received = hosts[0].traffic(), hosts[1].counters()["rx_bytes"]
         rates = [stream.measure(hosts[0], hosts[1], count)]
-        sent = hosts[0].sent() - before
+        traffic = hosts[0].traffic() - before
         received = hosts[1].counters()["rx_bytes"] - received
         while rates[-1] < 0.98 * hosts.payload_rate and len(rates) < 5:
             rates.append(stream.measure(hosts[0], hosts[1], count))
     assert max(rates) == pytest.approx(hosts.payload_rate, rel=0.02), rates
-    assert sent.payload == pytest.approx(count, abs=2000)  # what opens and closes a stream
-    assert count < received <= sent.bytes < 1.05 * count
+    assert traffic.payload == pytest.approx(count, abs=2000)  # what opens and closes a stream
+    assert count < received <= traffic.bytes < 1.05 * count
 
 
 @pytest.mark.alone
@@ -77,12 +77,12 @@ def test_a_rate_holds_for_each_direction(can_make_hosts: None) -> None:
         assert receiver.stdout is not None
         port = receiver.stdout.readline().strip()
         with hosts[1].popen(*python, "send", "host0", port, str(16 * MIB)):
-            there = stream.measure(hosts[0], hosts[1], 12 * MIB)
+            forth = stream.measure(hosts[0], hosts[1], 12 * MIB)
         count, seconds = receiver.communicate(timeout=20)[0].split()
     back = int(count) / float(seconds)
-    assert max(there, back) < 1.1 * hosts.payload_rate
+    assert max(forth, back) < 1.1 * hosts.payload_rate
     # A rate for both together would be at most one; a busy machine takes something of two.
-    assert there + back > 1.3 * hosts.payload_rate
+    assert forth + back > 1.3 * hosts.payload_rate
 
 
 def test_payload_of_traffic() -> None:
@@ -122,9 +122,9 @@ def test_the_agent_is_used_as_ssh_is(two: Hosts) -> None:
     done = agent("-x", "-p", "22", "host1", "hostname; echo ${OURS-none}; exit 3")
     assert (done.stdout.split(), done.returncode) == (["host1", "none"], 3)
     assert agent("someone@host0", "hostname").stdout == "host0\n"
-    unknown = agent("nowhere", "hostname")
-    assert (unknown.returncode, unknown.stdout) == (255, "")
-    assert "could not resolve hostname nowhere" in unknown.stderr
+    failure = agent("nowhere", "hostname")
+    assert (failure.returncode, failure.stdout) == (255, "")
+    assert "could not resolve hostname nowhere" in failure.stderr
 
 
 def test_what_there_cannot_be() -> None:
@@ -160,15 +160,15 @@ def interfaces() -> set[str]:
 
 def running_in(folder: str) -> list[str]:
     """The processes whose command line or environment names the folder."""
-    found = []
+    names = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-                found += [entry.name] if folder.encode() in words else []
+                names += [entry.name] if folder.encode() in words else []
         except OSError:
             continue
-    return found
+    return names
 
 
 def test_nothing_stays_when_the_body_raises() -> None:

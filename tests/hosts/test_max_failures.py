@@ -80,20 +80,20 @@ def test_a_host_is_as_many_failures_as_it_has_ranks(
         assert f"rank {rank} of 4 on host1 failed with its host" in job.stderr, job
 
 
-@pytest.mark.parametrize("what", [fast_if(False, "loop"), "fit"])
+@pytest.mark.parametrize("training", [fast_if(False, "loop"), "fit"])
 def test_shards_go_on_without_a_worker_of_another_host(
-    two: Hosts, tmp_path: Path, what: str
+    two: Hosts, tmp_path: Path, training: str
 ) -> None:
     script = tmp_path / "server.py"
-    script.write_text(FIT if what == "fit" else program("None", DIES_IN_MID_PUSH, CALL="2"))
+    script.write_text(FIT if training == "fit" else program("None", DIES_IN_MID_PUSH, CALL="2"))
     job = run(two, 1, "1,2", script)
     assert job.code == 0, job
-    found = results(job)
-    assert sorted(found) == [0, 2]
-    of_worker = {w: [e[3] for e in found[0]["log"] if e[1] == 0 and e[2] == w] for w in (0, 1)}
-    count = 30 if what == "fit" else 12
+    of_rank = results(job)
+    assert sorted(of_rank) == [0, 2]
+    of_worker = {w: [e[3] for e in of_rank[0]["log"] if e[1] == 0 and e[2] == w] for w in (0, 1)}
+    count = 30 if training == "fit" else 12
     assert of_worker[1] == list(range(count))
-    assert len(of_worker[0]) in ((3,) if what == "fit" else (5, 6)), of_worker
+    assert len(of_worker[0]) in ((3,) if training == "fit" else (5, 6)), of_worker
 
 
 # Of the workers on the other host the first one stops; then the second one dies. The server lets

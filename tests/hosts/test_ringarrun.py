@@ -60,7 +60,7 @@ links = pytest.mark.parametrize("link", ["mpi", "tcp"])
 
 
 def run(
-    what: str,
+    action: str,
     link: str,
     meanwhile: Callable[[Hosts], object] | None = None,
     deadline: float = 4,
@@ -74,7 +74,7 @@ def run(
         command += ["--deadline", str(deadline)]
         command += ["--ssh-command", str(hosts.agent), "--network-interface", SUBNET]
         command += ["--link", link, *([f"--mpi-args={MPI}"] if link == "mpi" else [])]
-        command += [sys.executable, str(SCRIPTS / "loop.py"), what]
+        command += [sys.executable, str(SCRIPTS / "loop.py"), action]
         # A file: what runs on a host that was cut off would keep a pipe open.
         with tempfile.TemporaryFile("w+") as output:
             job = hosts[0].popen(
@@ -90,13 +90,13 @@ def run(
             finally:
                 job.kill()
             output.seek(0)
-            said = output.read()
+            text = output.read()
         seconds = time.monotonic() - start
         give_up = time.monotonic() + 5
         while hosts.processes() and time.monotonic() < give_up:
             time.sleep(0.05)
         left = [len(host.processes()) for host in hosts]
-        return Ending(job.returncode, said, seconds, left, ranks_of(hosts))
+        return Ending(job.returncode, text, seconds, left, ranks_of(hosts))
 
 
 @links

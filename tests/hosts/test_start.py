@@ -26,7 +26,7 @@ def outcomes(
 
 
 @pytest.mark.parametrize(
-    ("scenario", "what", "others", "last"),
+    ("scenario", "setting", "value", "last"),
     [
         ("tuning", "RINGAR_TUNING", "None", "chunk=32000"),
         ("algorithm", "RINGAR_ALGORITHM", "None", "ring"),
@@ -34,14 +34,14 @@ def outcomes(
     ],
 )
 def test_all_ranks_hear_who_differs(
-    outcomes: Outcomes, scenario: str, what: str, others: str, last: str
+    outcomes: Outcomes, scenario: str, setting: str, value: str, last: str
 ) -> None:
     for outcome in outcomes.of(scenario):
         outcome.expect(
             "MismatchError",
-            f"rank {outcome.rank} | expected the same {what} on every rank",
-            f"rank 0 on host0: {others}\n",
-            f"rank 1 on host1: {others}\n",
+            f"rank {outcome.rank} | expected the same {setting} on every rank",
+            f"rank 0 on host0: {value}\n",
+            f"rank 1 on host1: {value}\n",
             f"rank 2 on host1: {last}",
         )
 
@@ -58,18 +58,18 @@ def test_an_unknown_algorithm_is_refused_on_all_ranks(outcomes: Outcomes) -> Non
 
 def test_a_host_without_shared_memory_is_named_on_all_ranks(outcomes: Outcomes) -> None:
     texts = ["expected the ranks of this host (host1) to share /dev/shm", "No such file"]
-    first, *others = outcomes.of("shared memory")
+    first, *outcomes_of_others = outcomes.of("shared memory")
     first.expect(
         "UnsupportedError", "rank 0 | expected all ranks to start, but rank 1 could not: ", *texts
     )
-    for outcome in others:
+    for outcome in outcomes_of_others:
         outcome.expect("UnsupportedError", f"rank {outcome.rank} | expected the ranks", *texts)
 
 
 def test_a_rank_without_the_library_is_named_on_all_ranks(outcomes: Outcomes) -> None:
-    *others, last = outcomes.of("library")
+    *outcomes_of_others, last = outcomes.of("library")
     last.expect("ImportError", "expected the native library")
-    for outcome in others:
+    for outcome in outcomes_of_others:
         outcome.expect(
             "RingarError",
             f"rank {outcome.rank} | expected all ranks to start, but rank 2 could not: "
@@ -125,8 +125,8 @@ def chosen_bytes(
     outcomes.job.check()
     for scenario in ("chosen", "argument", "works at the end"):
         outcomes.expect_success(scenario)
-    said = [outcomes.of(f"sent, {name}", ranks=[0])[0] for name in ("auto", other)]
-    return [ast.literal_eval(outcome.message) for outcome in said]
+    reports = [outcomes.of(f"sent, {name}", ranks=[0])[0] for name in ("auto", other)]
+    return [ast.literal_eval(outcome.message) for outcome in reports]
 
 
 @pytest.mark.slow

@@ -28,10 +28,10 @@ def test_ranks_measure_that_several_streams_carry_more(
         for _ in range(3):
             job = hosts[0].run(*command, *program, env=environment, timeout=40, check=False)
             assert job.returncode == 0, job.stderr
-            found = [connections_to_others(tmp_path / f"{rank}.json") for rank in range(2)]
-            if all(len(connections) >= 2 * 4 for connections in found):  # four in each direction
+            of_ranks = [connections_to_others(tmp_path / f"{rank}.json") for rank in range(2)]
+            if all(len(connections) >= 2 * 4 for connections in of_ranks):  # four in each direction
                 return
-    pytest.fail(f"each rank should have four streams in each direction to the other: {found}")
+    pytest.fail(f"each rank should have four streams in each direction to the other: {of_ranks}")
 
 
 def connections_to_others(file: Path) -> list[str]:

@@ -29,6 +29,15 @@ SUITE = [
 ]
 
 
+def run_suite(hosts: Hosts, ranks: int, folder: Path, *words: str, deadline: float = 180) -> str:
+    """Run pytest with these words on `ranks` ranks of each host; return the standard output."""
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    variables = {"RINGAR_TEST_HUB": str(folder / "hub")}
+    result = run_on_hosts(hosts, ranks, program, variables=variables, deadline=deadline)
+    result.check()
+    return result.stdout
+
+
 def test_training_equals_one_process(two: Hosts, tmp_path: Path) -> None:
     outcomes = run_scenarios_on(two, 1, SCRIPTS / "fit.py", tmp_path, deadline=80)
     outcomes.expect_success("training equals one process")
@@ -56,11 +65,7 @@ def test_autotune_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_suite_of_one_host(two: Hosts, tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITE]
-    variables = {"RINGAR_TEST_HUB": str(tmp_path / "hub")}
-    result = run_on_hosts(two, 2, program, variables=variables, deadline=180)
-    result.check()
-    assert " passed" in result.stdout
+    assert " passed" in run_suite(two, 2, tmp_path, *SUITE)
 
 
 @pytest.mark.slow
@@ -74,29 +79,17 @@ def test_the_suite_of_one_host(two: Hosts, tmp_path: Path) -> None:
 )
 def test_modules_on_two_hosts(two: Hosts, tmp_path: Path, tests: list[str]) -> None:
     suite = [f"tests/parallel/pipeline/{test}" for test in tests]
-    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suite]
-    variables = {"RINGAR_TEST_HUB": str(tmp_path / "hub")}
-    result = run_on_hosts(two, 1, program, variables=variables, deadline=120)
-    result.check()
-    assert "2 passed" in result.stdout
+    assert "2 passed" in run_suite(two, 1, tmp_path, *suite, deadline=120)
 
 
 def test_a_parameter_server_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
     """Pulls and pushes between hosts, and in a host: replays have the same bits."""
     suite = "tests/asynchronous/test_parameter_server.py"
     names = [f"{suite}::test_replays_have_the_same_bits", f"{suite}::test_ranks_that_serve_only"]
-    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *names]
-    variables = {"RINGAR_TEST_HUB": str(tmp_path / "hub")}
-    result = run_on_hosts(two, 2, program, variables=variables, deadline=180)
-    result.check()
-    assert " passed" in result.stdout
+    assert " passed" in run_suite(two, 2, tmp_path, *names)
 
 
 @pytest.mark.slow
 def test_groups_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
     suite = ["tests/research/codistillation", "-k", "formula or batches or stop"]
-    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--slow", *suite]
-    variables = {"RINGAR_TEST_HUB": str(tmp_path / "hub")}
-    result = run_on_hosts(two, 2, program, variables=variables, deadline=180)
-    result.check()
-    assert "13 passed" in result.stdout
+    assert "13 passed" in run_suite(two, 2, tmp_path, "--slow", *suite)

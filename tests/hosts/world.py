@@ -85,14 +85,14 @@ def hold(host: dict[str, Any], ready: int) -> None:
 
 def start(host: dict[str, Any]) -> int:
     """Starts the process of a host; returns its id."""
-    theirs, ours = os.pipe()
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(theirs)
-        hold(host, ours)
-    os.close(ours)
-    text = os.read(theirs, 2000).decode()
-    os.close(theirs)
+        os.close(reader)
+        hold(host, writer)
+    os.close(writer)
+    text = os.read(reader, 2000).decode()
+    os.close(reader)
     if text != "ok":
         raise RuntimeError(f"{host['name']}: {text or 'it ended'}")
     return pid

@@ -25,8 +25,10 @@ TIMEOUT = 60.0
 
 def clean_environment() -> dict[str, str]:
     """The environment of the tests without what a launcher may have set for them, and no GPUs."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RINGAR_")}
-    return {**kept, "CUDA_VISIBLE_DEVICES": ""}
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith("RINGAR_")
+    }
+    return {**variables, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -39,17 +41,17 @@ def shell(code: str) -> tuple[str, ...]:
     return ("sh", "-c", code)
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout: float = TIMEOUT) -> None:
-    """Wait until `condition()` is true, and fail with `what` if it does not come true."""
+def wait_until(condition: Callable[[], object], event: str, timeout: float = TIMEOUT) -> None:
+    """Wait until `condition()` is true, and fail with `event` if it does not come true."""
     end = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < end, f"waited {timeout} s for: {what}"
+        assert time.monotonic() < end, f"waited {timeout} s for: {event}"
         time.sleep(0.02)
 
 
 def processes(mark: str) -> set[int]:
     """The living processes that were started with `mark` in their environment."""
-    found = set()
+    pids = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
@@ -57,8 +59,8 @@ def processes(mark: str) -> set[int]:
             except OSError:
                 continue
             if f"{MARK}={mark}".encode() in environment.split(b"\0"):
-                found.add(int(folder.name))
-    return found
+                pids.add(int(folder.name))
+    return pids
 
 
 class Launcher:
@@ -114,7 +116,7 @@ class Launcher:
         """Send a signal to the launcher alone."""
         self.process.send_signal(number)
 
-    def gone(self) -> bool:
+    def is_over(self) -> bool:
         """Whether no process of the job is left."""
         return not processes(self.mark)
 

@@ -19,14 +19,14 @@ def write(path: Path, text: str) -> None:
 
 
 def make_site(
-    folder: Path, mpi: tuple[str, str], others: tuple[str, ...] = (), pmi: str = "pmix pmi2"
+    folder: Path, mpi: tuple[str, str], programs: tuple[str, ...] = (), pmi: str = "pmix pmi2"
 ) -> None:
-    """Put a Python, an mpirun and an srun into `folder`, and `others` that do nothing.
+    """Put a Python, an mpirun and an srun into `folder`, and `programs` that do nothing.
 
     Args:
         folder: to become the only one in PATH.
         mpi: what the MPI library of that Python says of itself, and what mpirun does.
-        others: names of more programs.
+        programs: names of more programs.
         pmi: what `srun --mpi=list` says, and what `srun --mpi=…` then accepts.
     """
     folder.mkdir()
@@ -41,5 +41,5 @@ def make_site(
            echo "srun: error: Invalid MPI type" >&2; exit 1 ;;
         esac""",
     )
-    for name in ("ssh", *others):
+    for name in ("ssh", *programs):
         write(folder / name, "exit 1")

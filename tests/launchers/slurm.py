@@ -47,12 +47,12 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def missing() -> str:
+def obstacle() -> str:
     """Why there can be no SLURM here; "" if there can."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    absent = [name for name in PROGRAMS if not shutil.which(name, path=path)]
-    if absent:
-        return f"slurm-wlm is not installed (no {', '.join(absent)})"
+    names = [name for name in PROGRAMS if not shutil.which(name, path=path)]
+    if names:
+        return f"slurm-wlm is not installed (no {', '.join(names)})"
     return "" if os.geteuid() == 0 else "SLURM's daemons are started as root only"
 
 
@@ -101,9 +101,9 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
 
 def _free_ports() -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
     return ports
 
 

@@ -57,8 +57,8 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Report:
             monkeypatch.delenv(variable, raising=False)
         for variable, value in env.items():
             monkeypatch.setenv(variable, value)
-        (found,) = [finding for finding in check_build.findings() if finding.name == name]
-        return str(found).strip()
+        (match,) = [finding for finding in check_build.findings() if finding.name == name]
+        return str(match).strip()
 
     monkeypatch.setattr(check_build, "_mpi", lambda: iter(()))
     return line

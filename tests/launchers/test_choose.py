@@ -13,7 +13,7 @@ from ringar.launchers.start import choose as choose_module
 from ringar.launchers.start import mpi, srun, ssh
 from ringar.launchers.start.choose import Choice, choose
 
-HERE, THERE = Host("localhost", 2), Host("elsewhere", 2)
+LOCAL_HOST, REMOTE_HOST = Host("localhost", 2), Host("elsewhere", 2)
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}
 NODES = (Host("n1", 2), Host("n2", 2))
 LSF = {"LSB_MCPU_HOSTS": "n1 2 n2 2"}
@@ -32,17 +32,19 @@ def choice(environ: dict[str, str] | None = None, **options: object) -> Choice:
 
 def test_automatic() -> None:
     assert choice(num_proc=3) == Choice("local", 3)
-    assert choice(hosts=(HERE,)) == Choice("local", 2, (HERE,))
-    assert choice(hosts=(HERE, THERE)) == Choice("ssh", 4, (HERE, THERE))
-    assert choice(hosts=(THERE,), num_proc=1) == Choice("ssh", 1, (Host("elsewhere", 1),))
+    assert choice(hosts=(LOCAL_HOST,)) == Choice("local", 2, (LOCAL_HOST,))
+    assert choice(hosts=(LOCAL_HOST, REMOTE_HOST)) == Choice("ssh", 4, (LOCAL_HOST, REMOTE_HOST))
+    assert choice(hosts=(REMOTE_HOST,), num_proc=1) == Choice("ssh", 1, (Host("elsewhere", 1),))
 
 
 def test_mpi_where_it_is_asked_for_or_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choice(hosts=(HERE, THERE), link="mpi") == Choice("mpirun", 4, (HERE, THERE))
-    assert choice(hosts=(THERE,), mpi_args=("-v",)).launcher == "mpirun"
+    assert choice(hosts=(LOCAL_HOST, REMOTE_HOST), link="mpi") == Choice(
+        "mpirun", 4, (LOCAL_HOST, REMOTE_HOST)
+    )
+    assert choice(hosts=(REMOTE_HOST,), mpi_args=("-v",)).launcher == "mpirun"
     monkeypatch.setattr(mpi, "has_fast_network", lambda: True)
-    assert choice(hosts=(THERE,)).launcher == "mpirun"
-    assert choice(hosts=(THERE,), link="tcp").launcher == "ssh"
+    assert choice(hosts=(REMOTE_HOST,)).launcher == "mpirun"
+    assert choice(hosts=(REMOTE_HOST,), link="tcp").launcher == "ssh"
     assert choice(SLURM, link="tcp") == Choice("ssh", 4, NODES, "SLURM")
     assert choice(SLURM, launcher="srun", link="tcp") == Choice("ssh", 4, NODES, "SLURM")
 
@@ -65,8 +67,8 @@ def test_allocations() -> None:
     assert choice(SLURM) == Choice("srun", 4, NODES, "SLURM", "mpirun")
     assert choice(SLURM, num_proc=2) == Choice("srun", 2, NODES[:1], "SLURM", "mpirun")
     assert choice(LSF) == Choice("ssh", 4, NODES, "LSF")
-    here = (Host(socket.gethostname(), 4),)
-    assert choice(LSF_HERE) == Choice("local", 4, here, "LSF")
+    allocation = (Host(socket.gethostname(), 4),)
+    assert choice(LSF_HERE) == Choice("local", 4, allocation, "LSF")
 
 
 def test_a_container_in_an_allocation_may_lack_srun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +85,7 @@ def test_a_container_in_an_allocation_may_lack_srun(monkeypatch: pytest.MonkeyPa
 def test_the_user_has_the_last_word() -> None:
     assert choice(SLURM, launcher="mpirun") == Choice("mpirun", 4, NODES, "SLURM")
     assert choice(SLURM, launcher="local", num_proc=2) == Choice("local", 2)
-    assert choice(SLURM, hosts=(THERE,)) == Choice("ssh", 2, (THERE,), "SLURM")
+    assert choice(SLURM, hosts=(REMOTE_HOST,)) == Choice("ssh", 2, (REMOTE_HOST,), "SLURM")
     assert choice(launcher="srun", num_proc=4) == Choice("srun", 4)
     assert choice(launcher="ssh", num_proc=4) == Choice("ssh", 4, (Host("localhost", 4),))
     assert choice(launcher="mpirun", num_proc=4) == Choice("mpirun", 4, (Host("localhost", 4),))
@@ -97,7 +99,7 @@ def test_something_must_say_how_many(launcher: str) -> None:
 
 def test_too_many_ranks() -> None:
     with pytest.raises(UsageError, match=r"at most 4 ranks.*2 hosts \(-H\), received 5"):
-        choice(hosts=(HERE, THERE), num_proc=5)
+        choice(hosts=(LOCAL_HOST, REMOTE_HOST), num_proc=5)
     with pytest.raises(UsageError, match=r"at most 4 .*\(of the SLURM allocation\), received 5"):
         choice(SLURM, num_proc=5)
 
@@ -122,6 +124,6 @@ def test_srun_takes_no_options_of_ssh(options: dict[str, Any], named: str) -> No
 
 def test_local_takes_no_other_hosts_and_no_arguments_for_mpi() -> None:
     with pytest.raises(UsageError, match="expected hosts that are this one, received elsewhere"):
-        choice(hosts=(HERE, THERE), launcher="local")
+        choice(hosts=(LOCAL_HOST, REMOTE_HOST), launcher="local")
     with pytest.raises(UsageError, match="--mpi-args: expected a job of mpirun or srun"):
         choice(num_proc=2, launcher="local", mpi_args=("-v",))

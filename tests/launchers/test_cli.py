@@ -191,8 +191,8 @@ def test_every_option_is_in_both_texts_of_help(capfd: pytest.CaptureFixture[str]
 def test_autotune_becomes_variables_with_absolute_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/usr")
     words = ["--autotune", "--autotune-log-file=a.csv", "--autotune-settings-file", "/b.json"]
-    found = request(parser().parse_args(["-x", "A=1", *words, "true"]))
-    assert found.exports == (
+    options = request(parser().parse_args(["-x", "A=1", *words, "true"]))
+    assert options.exports == (
         "A=1",
         "RINGAR_AUTOTUNE=1",
         "RINGAR_AUTOTUNE_LOG=/usr/a.csv",
@@ -261,16 +261,16 @@ def requested(*arguments: str) -> Request:
 @pytest.mark.parametrize("separator", [[], ["--"]])
 @pytest.mark.parametrize("module", [False, True])
 def test_arguments_of_the_program_are_its_own(separator: list[str], module: bool) -> None:
-    own = ("program", "-np", "5", "--verbose", "--", "-x", "--help", "-m")
-    found = requested("-np", "1", *(["-m"] if module else []), *separator, *own)
-    assert (found.command, found.module, found.num_proc) == (own, module, 1)
+    command = ("program", "-np", "5", "--verbose", "--", "-x", "--help", "-m")
+    options = requested("-np", "1", *(["-m"] if module else []), *separator, *command)
+    assert (options.command, options.module, options.num_proc) == (command, module, 1)
 
 
 def test_names_known_from_horovod_and_mpirun() -> None:
     for option in ("-np", "-n", "--num-proc"):
         assert requested(option, "3", "true").num_proc == 3
-    found = requested(
+    options = requested(
         *("-np", "1", "--stall-check-warning-time-seconds", "7"),
         *("--stall-check-shutdown-time-seconds", "8", "true"),
     )
-    assert (found.stall_warning, found.deadline) == (7, 8)
+    assert (options.stall_warning, options.deadline) == (7, 8)

@@ -16,7 +16,7 @@ from ringar.launchers.errors import UsageError
 from tests.launchers.helpers import Launcher, launch, shell, wait_until
 from tests.launchers.programs import write
 
-HERE = socket.gethostname()
+HOST_NAME = socket.gethostname()
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def answers(folder: Path, *texts: str) -> str:
     )
 
 
-def found(discovery: Discovery) -> list[tuple[str, int]]:
+def pairs(discovery: Discovery) -> list[tuple[str, int]]:
     """The hosts that were found last."""
     return [(host.name, host.slots) for host in discovery.hosts or ()]
 
@@ -55,42 +55,42 @@ def look(discovery: Discovery) -> bool:
 
 def test_a_host_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
-    path.write_text(f"localhost slots=2\n{HERE} slots=1\nelsewhere slots=8\n")
+    path.write_text(f"localhost slots=2\n{HOST_NAME} slots=1\nelsewhere slots=8\n")
     discovery = Discovery(None, path)
     discovery.look(0.0)
     assert discovery.hosts is None  # a part of it may be written
     discovery.look(1.0)
-    all_hosts = [("localhost", 2), (HERE, 1), ("elsewhere", 8)]
-    assert found(discovery) == all_hosts
+    all_hosts = [("localhost", 2), (HOST_NAME, 1), ("elsewhere", 8)]
+    assert pairs(discovery) == all_hosts
     path.write_text("localhost slots=4\n")
     discovery.look(1.5)
     discovery.look(1.9)  # once a second
     discovery.look(2.0)
-    assert found(discovery) == all_hosts
+    assert pairs(discovery) == all_hosts
     discovery.look(3.0)
-    assert found(discovery) == [("localhost", 4)]
+    assert pairs(discovery) == [("localhost", 4)]
     path.unlink()
     discovery.look(4.0)
     assert str(path) in discovery.trouble
-    assert found(discovery) == [("localhost", 4)]
+    assert pairs(discovery) == [("localhost", 4)]
     discovery.close()
 
 
 @pytest.mark.usefixtures("often")
 def test_an_answer_counts_when_it_is_given_twice(tmp_path: Path) -> None:
     """In any order; an empty answer, another word and an error once are no news."""
-    hosts = [f"echo {HERE}:3; echo elsewhere:9", f"echo elsewhere:9; echo {HERE}:3"]
+    hosts = [f"echo {HOST_NAME}:3; echo elsewhere:9", f"echo elsewhere:9; echo {HOST_NAME}:3"]
     glitches = ["true", *hosts, "echo null", *hosts, "exit 1", hosts[0], "true", "true"]
-    discovery, seen = Discovery(answers(tmp_path, *glitches), None), list[object]()
+    discovery, host_lists = Discovery(answers(tmp_path, *glitches), None), list[object]()
 
     def is_empty() -> bool:
         look(discovery)
-        if discovery.hosts is not None and discovery.hosts not in seen:
-            seen.append(discovery.hosts)
+        if discovery.hosts is not None and discovery.hosts not in host_lists:
+            host_lists.append(discovery.hosts)
         return discovery.hosts == ()
 
     wait_until(is_empty, "two empty answers")
-    assert [str(hosts) for hosts in seen] == [str(seen[0]), "()"]
+    assert [str(hosts) for hosts in host_lists] == [str(host_lists[0]), "()"]
     assert discovery.trouble == ""
     discovery.close()
 
@@ -101,20 +101,20 @@ def test_a_script_may_print_what_a_host_file_has(tmp_path: Path) -> None:
     lines = r"# of today\n\nh1 slots=3\r\nh2:2\r\nh3\nh3\n"
     discovery = Discovery(script(tmp_path, f"printf '{lines}'"), None)
     wait_until(lambda: look(discovery), "the script")
-    assert (found(discovery), discovery.trouble) == ([("h1", 3), ("h2", 2), ("h3", 2)], "")
+    assert (pairs(discovery), discovery.trouble) == ([("h1", 3), ("h2", 2), ("h3", 2)], "")
     discovery.close()
 
 
 @pytest.mark.usefixtures("often")
 def test_what_is_wrong_with_a_script_is_said(tmp_path: Path) -> None:
-    for text, told in (
+    for text, trouble in (
         ("exit 3", "expected exit code 0 of"),
         ("echo h1; echo h2:x", "--host-discovery-script:2: expected"),
         ("yes", "more than 1048576 bytes of output"),
     ):
         discovery = Discovery(script(tmp_path, text), None)
         wait_until(lambda: look(discovery), "the script")  # noqa: B023
-        assert told in discovery.trouble
+        assert trouble in discovery.trouble
         assert discovery.hosts is None
         discovery.close()
     discovery = Discovery(str(tmp_path / "none"), None)
@@ -142,7 +142,7 @@ def test_a_script_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
     def are_gone() -> bool:
         return not any(map(lives, children()))
 
-    discovery = Discovery(script(tmp_path, f"{child}; echo {HERE}"), None)
+    discovery = Discovery(script(tmp_path, f"{child}; echo {HOST_NAME}"), None)
     wait_until(lambda: look(discovery) and discovery.hosts, "two answers")
     discovery.close()
     wait_until(are_gone, "the end of what a script has left")
@@ -162,31 +162,31 @@ def test_a_script_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
 @pytest.mark.job
 def test_a_job_waits_for_its_first_hosts(tmp_path: Path) -> None:
     """An error and too few slots come first; then it begins with fewer ranks than `-np`."""
-    given = answers(tmp_path, "exit 1", "true", *["echo null"] * 2, "echo localhost:2")
-    options = ("--min-np", "2", "-np", "3", "--max-np", "4", "--host-discovery-script", given)
+    program = answers(tmp_path, "exit 1", "true", *["echo null"] * 2, "echo localhost:2")
+    options = ("--min-np", "2", "-np", "3", "--max-np", "4", "--host-discovery-script", program)
     result = launch(*options, *shell("echo began"))
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == ["[0] began", "[1] began"]
-    said = r"expected exit code 0 .*, received 1; asking again for up to 600 s"
-    assert re.search(said, result.stderr), result.stderr
+    notice = r"expected exit code 0 .*, received 1; asking again for up to 600 s"
+    assert re.search(notice, result.stderr), result.stderr
     assert "expected 2 slots (--min-np) or more, received 1; asking again" in result.stderr
 
 
 @pytest.mark.job
 def test_a_job_without_hosts_ends_in_time_or_when_it_is_told_to(tmp_path: Path) -> None:
-    given = script(tmp_path, "sleep 1000 & true")
-    options = ("--min-np", "2", "--host-discovery-script", given, *shell("echo began"))
-    late = launch("--elastic-timeout", "2", *options)
-    assert late.returncode == 1
-    wanted = "expected 2 slots (--min-np) or more, received 0, for 2 s (--elastic-timeout); nothing"
-    assert wanted in late.stderr
+    program = script(tmp_path, "sleep 1000 & true")
+    options = ("--min-np", "2", "--host-discovery-script", program, *shell("echo began"))
+    result = launch("--elastic-timeout", "2", *options)
+    assert result.returncode == 1
+    error = "expected 2 slots (--min-np) or more, received 0, for 2 s (--elastic-timeout); nothing"
+    assert error in result.stderr
     with Launcher(*options) as launcher:
         assert launcher.process.stderr is not None
         assert "asking again" in launcher.process.stderr.readline()
         launcher.signal(signal.SIGTERM)
-        told = launcher.finish()
-    assert (told.returncode, told.stdout) == (143, "")
-    assert told.stderr.endswith("stopped on SIGTERM; nothing was started\n")
+        result = launcher.finish()
+    assert (result.returncode, result.stdout) == (143, "")
+    assert result.stderr.endswith("stopped on SIGTERM; nothing was started\n")
 
 
 @pytest.mark.job

@@ -9,29 +9,31 @@ from ringar.launchers.supervise import failures
 from ringar.launchers.supervise.ranks import ExitStatus
 
 
-def a_rank(number: int, code: int = 1, words: tuple[bytes, ...] = (), stopped: bool = False) -> Any:
+def a_rank(
+    number: int, code: int = 1, words: tuple[bytes, ...] = (), is_stopped: bool = False
+) -> Any:
     """A rank as far as the report needs it."""
     return SimpleNamespace(
         number=number,
         status=ExitStatus(code=code),
         stderr=SimpleNamespace(tail=lambda: list(words)),
-        stopped=stopped,
+        stopped=is_stopped,
     )
 
 
-LOST = (b"Traceback", b"ringar.errors.PeerLostError: rank 0 | rank 1 is gone")
-LOST_IN_TENSORFLOW = (b"tensorflow.python.framework.errors_impl.AbortedError: rank 2 | ...",)
+LOSS = (b"Traceback", b"ringar.errors.PeerLostError: rank 0 | rank 1 is gone")
+LOSS_IN_TENSORFLOW = (b"tensorflow.python.framework.errors_impl.AbortedError: rank 2 | ...",)
 
 
 def test_cause_is_the_first_that_does_not_report_a_lost_peer() -> None:
-    first, second, third = a_rank(0, words=LOST), a_rank(2, words=LOST_IN_TENSORFLOW), a_rank(1)
+    first, second, third = a_rank(0, words=LOSS), a_rank(2, words=LOSS_IN_TENSORFLOW), a_rank(1)
     assert failures.cause([first, second, third]) is third
     assert failures.cause([third, first]) is third
     assert failures.cause([second, first]) is second
 
 
 @pytest.mark.parametrize(
-    ("others", "names"),
+    ("numbers", "names"),
     [
         ([1], "rank 1 was"),
         ([1, 2], "ranks 1, 2 were"),
@@ -39,15 +41,15 @@ def test_cause_is_the_first_that_does_not_report_a_lost_peer() -> None:
         ([1, 3, 4, 5, 7], "ranks 1, 3 to 5, 7 were"),
     ],
 )
-def test_ranks_are_listed_shortly(others: list[int], names: str) -> None:
+def test_ranks_are_listed_shortly(numbers: list[int], names: str) -> None:
     first = a_rank(0, 4)
-    ranks = [first, *(a_rank(number, stopped=True) for number in others)]
+    ranks = [first, *(a_rank(number, is_stopped=True) for number in numbers)]
     text, _ = failures.report(ranks, [first])
     assert text == f"rank 0 of {len(ranks)} failed with exit code 4; {names} stopped"
 
 
 def test_last_words_are_those_of_the_cause() -> None:
-    first, other = a_rank(3, words=(b"a", b"b")), a_rank(0, words=LOST)
+    first, other = a_rank(3, words=(b"a", b"b")), a_rank(0, words=LOSS)
     _, tail = failures.report([other, first], [other, first])
     assert tail[1:] == [b"[3] a", b"[3] b"]
     assert failures.report([first], [first])[1] == []

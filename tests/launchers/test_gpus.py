@@ -13,7 +13,7 @@ from ringar.launchers.plan.job_plan import JobPlan
 from ringar.launchers.plan.request import Request
 from tests.launchers.helpers import launch, python
 from tests.launchers.test_guard import SECOND_OF_THREE, guard
-from tests.launchers.test_mpirun import MPIRUN, missing
+from tests.launchers.test_mpirun import MPIRUN, obstacle
 
 SHOW = python(
     "import os; print(*(os.environ.get(n) for n in ('CUDA_VISIBLE_DEVICES', 'RINGAR_GPU')))"
@@ -37,13 +37,13 @@ def test_deal(visible: tuple[str, ...], size: int, dealt: tuple[str | None, ...]
 
 
 def test_ranks_of_a_cluster_have_what_its_manager_gives_them() -> None:
-    given = {**TWO, gpus.OF_RANKS_VARIABLE: "2,3;;GPU-a"}
-    dealt = gpus.of_ranks(given, 3)
+    environ = {**TWO, gpus.OF_RANKS_VARIABLE: "2,3;;GPU-a"}
+    dealt = gpus.of_ranks(environ, 3)
     assert dealt == ("2,3", "", "GPU-a")
     assert gpus.variables(dealt[1]) == {"CUDA_VISIBLE_DEVICES": "", "RINGAR_GPU": ""}
     described = gpus.describe(dict(enumerate(dealt)))
     assert described == "rank 0 has GPUs 2,3, rank 2 GPU GPU-a"
-    assert gpus.of_ranks({**given, "RINGAR_GPUS": "all"}, 3) == (None, None, None)
+    assert gpus.of_ranks({**environ, "RINGAR_GPUS": "all"}, 3) == (None, None, None)
 
 
 def test_describe() -> None:
@@ -64,8 +64,8 @@ def make(environ: dict[str, str], **options: object) -> JobPlan:
 def test_each_rank_of_a_plan_has_one() -> None:
     job = make(TWO)
     environments = [job.rank_environment(rank, TWO) for rank in job.ranks]
-    assert [found["CUDA_VISIBLE_DEVICES"] for found in environments] == ["2", "3"]
-    assert [found["RINGAR_GPU"] for found in environments] == ["2", "3"]
+    assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == ["2", "3"]
+    assert [environment["RINGAR_GPU"] for environment in environments] == ["2", "3"]
     assert job.notice == "rank 0 has GPU 2, rank 1 GPU 3"
 
 
@@ -75,7 +75,7 @@ def test_what_is_exported_to_the_ranks_is_dealt_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "options", "each"),
+    ("environ", "options", "is_dealt"),
     [
         ({}, {"gpus": "all"}, False),
         ({"RINGAR_GPUS": "all"}, {}, False),
@@ -84,14 +84,14 @@ def test_what_is_exported_to_the_ranks_is_dealt_out() -> None:
     ],
 )
 def test_the_option_comes_before_the_variable(
-    environ: dict[str, str], options: dict[str, object], each: bool
+    environ: dict[str, str], options: dict[str, object], is_dealt: bool
 ) -> None:
     job = make({**TWO, **environ}, **options)
-    assert [rank.gpu for rank in job.ranks] == (["2", "3"] if each else [None, None])
+    assert [rank.gpu for rank in job.ranks] == (["2", "3"] if is_dealt else [None, None])
     # So that ringar.init() does the same.
-    told = {**environ, **job.environment}["RINGAR_GPUS"]
-    assert told == ("each" if each else "all")
-    if not each:
+    choice = {**environ, **job.environment}["RINGAR_GPUS"]
+    assert choice == ("each" if is_dealt else "all")
+    if not is_dealt:
         assert job.notice == ""
         assert job.rank_environment(job.ranks[1], {**TWO, "RINGAR_GPU": "9"}).items() >= TWO.items()
         assert "RINGAR_GPU" not in job.rank_environment(job.ranks[1], {"RINGAR_GPU": "9"})
@@ -142,16 +142,16 @@ def test_a_job_inside_a_job_has_the_gpu_of_its_rank() -> None:
 
 
 @pytest.mark.job
-@pytest.mark.skipif(bool(missing()), reason=missing() or "-")
+@pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "-")
 def test_ranks_of_mpirun() -> None:
     result = launch("-np", "3", *MPIRUN, "--gpus", "each", *SHOW, env=TWO)
     assert result.returncode == 0, result.stderr
     shown = ["2 2", "3 3", "2 2"]
     assert sorted(result.stdout.splitlines()) == [f"[{r}] {text}" for r, text in enumerate(shown)]
-    said = [line for line in result.stderr.splitlines() if "GPU" in line]
-    assert len(said) == 1
-    assert said[0].startswith("ringarrun: on ")
-    assert f", local ranks 0 and 2 have GPU 2, local rank 1 GPU 3{NCCL}" in said[0]
+    lines = [line for line in result.stderr.splitlines() if "GPU" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("ringarrun: on ")
+    assert f", local ranks 0 and 2 have GPU 2, local rank 1 GPU 3{NCCL}" in lines[0]
 
 
 @pytest.mark.job
@@ -164,8 +164,8 @@ def test_the_first_rank_of_a_host_speaks_for_all() -> None:
 
 
 @pytest.mark.job
-@pytest.mark.parametrize(("visible", "own"), [("0,1", "1"), ("5", "5")])
-def test_ranks_of_srun_speak_for_themselves(visible: str, own: str) -> None:
+@pytest.mark.parametrize(("visible", "gpu"), [("0,1", "1"), ("5", "5")])
+def test_ranks_of_srun_speak_for_themselves(visible: str, gpu: str) -> None:
     """For srun may bind GPUs, and then each rank sees another one."""
     slurm = {
         "SLURM_PROCID": "3",
@@ -175,5 +175,5 @@ def test_ranks_of_srun_speak_for_themselves(visible: str, own: str) -> None:
         "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
     }
     result = guard("--", *SHOW, env={**slurm, "CUDA_VISIBLE_DEVICES": visible})
-    assert result.stdout == f"{own} {own}\n"
-    assert f", rank 3 has GPU {own}\n" in result.stderr
+    assert result.stdout == f"{gpu} {gpu}\n"
+    assert f", rank 3 has GPU {gpu}\n" in result.stderr

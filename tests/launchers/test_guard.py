@@ -149,22 +149,22 @@ def test_a_program_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("change", "error"),
     [
         ({"ringar": "0.0.1"}, "expected ringar 0.0.1, as on the launcher's host, received"),
         ({"folder": "/none"}, "expected the folder /none, which ranks start in: No such file"),
     ],
 )
-def test_a_host_that_differs_takes_no_ranks(changed: dict[str, str], told: str) -> None:
+def test_a_host_that_differs_takes_no_ranks(change: dict[str, str], error: str) -> None:
     """Also one that joins an elastic job, and that nobody has asked before."""
     job = {"ringar": ringar_version(), "folder": os.getcwd(), "environment": {}, "hosts": []}
 
-    class Said(Control):
+    class Answers(Control):
         def next(self) -> dict[str, Any]:
-            return {**job, **changed}
+            return {**job, **change}
 
-    with pytest.raises(UsageError, match=re.escape(told)):
-        take(Said(), argparse.Namespace(command=["true"]))
+    with pytest.raises(UsageError, match=re.escape(error)):
+        take(Answers(), argparse.Namespace(command=["true"]))
 
 
 def test_what_the_rank_leaves_behind_ends_with_it() -> None:
@@ -180,7 +180,7 @@ def test_the_rank_ends_with_its_guard(number: int) -> None:
         assert launcher.process.stdout is not None
         assert launcher.process.stdout.readline() == "ready\n"
         launcher.signal(number)
-        wait_until(launcher.gone, "the end of the rank", 20)
+        wait_until(launcher.is_over, "the end of the rank", 20)
 
 
 def test_the_rank_ends_when_the_daemon_is_gone() -> None:
@@ -191,4 +191,4 @@ def test_the_rank_ends_when_the_daemon_is_gone() -> None:
         assert launcher.process.stdout is not None
         assert launcher.process.stdout.readline() == "ready\n"
         launcher.signal(signal.SIGKILL)
-        wait_until(launcher.gone, "the end of guard and rank", 20)
+        wait_until(launcher.is_over, "the end of guard and rank", 20)

@@ -129,12 +129,12 @@ def test_lists_with_a_line_per_slot() -> None:
 
 
 def test_own_names() -> None:
-    own = socket.gethostname()
+    name = socket.gethostname()
     assert is_this_host("localhost")
-    assert is_this_host(own)
-    assert is_this_host(own.partition(".")[0])
+    assert is_this_host(name)
+    assert is_this_host(name.partition(".")[0])
     for addresses in of_interfaces().values():
         assert all(map(is_this_host, addresses)), addresses
     assert not is_this_host("127.0.0.2")
     assert not is_this_host("192.0.2.1")  # of no host: RFC 5737
-    assert not is_this_host(f"not-{own}")
+    assert not is_this_host(f"not-{name}")

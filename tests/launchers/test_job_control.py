@@ -35,9 +35,9 @@ HOSTS = ("-H", "localhost:1,127.0.0.2:1", "--link", "tcp")
 
 def state(pid: int) -> str:
     """The state of a process: R, S, T and so on."""
-    found = re.search(r"^State:\s+(\w)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return found[1]
+    match = re.search(r"^State:\s+(\w)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert match is not None
+    return match[1]
 
 
 def ticks(folder: Path) -> dict[str, int]:
@@ -73,7 +73,7 @@ def test_ranks_stop_and_go_on_with_their_launcher(options: tuple[str, ...], tmp_
         for _ in range(2):
             launcher.signal(signal.SIGTSTP)
             wait_until(lambda: state(launcher.process.pid) == "T", "the launcher has stopped")
-            wait_until(lambda: stopped(folder), "the ranks have stopped")
+            wait_until(lambda: are_stopped(folder), "the ranks have stopped")
             before = ticks(folder)
             time.sleep(0.3)
             assert ticks(folder) == before
@@ -90,7 +90,7 @@ def mark() -> str:
     return 'RINGAR_TEST_MARK="$RINGAR_TEST_MARK"'
 
 
-def stopped(folder: Path) -> bool:
+def are_stopped(folder: Path) -> bool:
     return all(state(int(pid)) == "T" for pid in ticks(folder))
 
 
@@ -113,7 +113,7 @@ def test_ranks_of_a_function_stop_with_their_caller(tmp_path: Path) -> None:
         wait_until(lambda: len(ticks(folder)) == 2, "two ranks")
         caller.signal(signal.SIGTSTP)
         wait_until(lambda: state(caller.process.pid) == "T", "the caller has stopped")
-        wait_until(lambda: stopped(folder), "the ranks have stopped")
+        wait_until(lambda: are_stopped(folder), "the ranks have stopped")
         caller.signal(signal.SIGCONT)
         wait_until(moves(folder), "the ranks go on")
         (folder / "end").touch()
@@ -151,16 +151,16 @@ def test_at_a_terminal_a_stop_beyond_the_deadline_ends_nothing(tmp_path: Path) -
     wait_until(lambda: len(ticks(folder)) == 2, "two ranks")
     time.sleep(0.5)  # rank 0 waits for rank 1
     os.write(terminal, b"\x1a")
-    wait_until(lambda: stopped(folder), "the ranks have stopped")
+    wait_until(lambda: are_stopped(folder), "the ranks have stopped")
     time.sleep(10)  # more than the deadline
     os.write(terminal, b"fg; echo code $?\n")
-    wait_until(lambda: not stopped(folder), "the ranks go on")
+    wait_until(lambda: not are_stopped(folder), "the ranks go on")
     (folder / "end").touch()
-    said = ""
+    output = ""
     with_end = re.compile(r"sum 2\.0.*sum 2\.0.*code 0", re.DOTALL)
-    while not with_end.search(said):
-        said += os.read(terminal, 4096).decode(errors="replace")
-        assert "Error" not in said, said
+    while not with_end.search(output):
+        output += os.read(terminal, 4096).decode(errors="replace")
+        assert "Error" not in output, output
     os.write(terminal, b"exit\n")
     os.waitpid(pid, 0)
     os.close(terminal)
@@ -178,7 +178,7 @@ def test_a_terminal_that_closes_ends_a_job_that_is_stopped(tmp_path: Path) -> No
     os.write(terminal, f"{' '.join(words)}\n".encode())
     wait_until(lambda: len(ticks(folder)) == 2, "two ranks")
     os.write(terminal, b"\x1a")
-    wait_until(lambda: stopped(folder), "the ranks have stopped")
+    wait_until(lambda: are_stopped(folder), "the ranks have stopped")
     os.close(terminal)
     os.waitpid(pid, 0)
     ranks = [Path("/proc") / name for name in ticks(folder)]
@@ -205,7 +205,7 @@ def test_without_job_control_ctrl_z_is_ignored(tmp_path: Path) -> None:
 def test_a_launcher_of_mpi_says_that_it_does_not_stop() -> None:
     from tests.launchers import test_mpirun
 
-    if reason := test_mpirun.missing():
+    if reason := test_mpirun.obstacle():
         pytest.skip(reason)
     program = shell("echo ready; sleep 2")
     command = ("setsid", *LAUNCHER)

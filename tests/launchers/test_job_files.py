@@ -65,7 +65,7 @@ def test_volumes_that_are_mounted_are_there(job: Any) -> None:
     for replica in job["spec"]["mpiReplicaSpecs"].values():
         pod = replica["template"]["spec"]
         mounted = {
-            each["name"] for box in pod["containers"] for each in box.get("volumeMounts", ())
+            mount["name"] for box in pod["containers"] for mount in box.get("volumeMounts", ())
         }
         assert mounted == {volume["name"] for volume in pod.get("volumes", ())}
 
@@ -91,8 +91,8 @@ def test_ringarrun_understands_the_launcher_command(
         timeout=30,
         check=True,
     )
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert [line.split()[-2] for line in asked] == [
+    lines = (tmp_path / "asked").read_text().splitlines()
+    assert [line.split()[-2] for line in lines] == [
         f"train-worker-{i}.train.default.svc" for i in range(workers)
     ]
     arguments = (tmp_path / "arguments").read_text().splitlines()

@@ -57,16 +57,16 @@ def test_library_and_its_mpirun(tmp_path: Path) -> None:
     environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
     library = of_mpi4py(f"{tmp_path}/bin/python", environ)
     assert library == Mpi(OPEN_MPI, "5.0.11")
-    found = find_mpirun(library, f"{tmp_path}/bin/python", environ)
-    assert found == Mpi(OPEN_MPI, "5.0.11", f"{tmp_path}/bin/mpirun")
+    mpi = find_mpirun(library, f"{tmp_path}/bin/python", environ)
+    assert mpi == Mpi(OPEN_MPI, "5.0.11", f"{tmp_path}/bin/mpirun")
 
 
 def test_the_right_mpirun_is_found_behind_a_wrong_one(tmp_path: Path) -> None:
     make_site(tmp_path / "env", programs.OPEN_MPI_5)
     make_site(tmp_path / "site", programs.MPICH)
     environ = {"PATH": f"{tmp_path}/site:/bin"}
-    found = find_mpirun(Mpi(MPICH, "4.0"), f"{tmp_path}/env/python", environ)
-    assert found.place == f"{tmp_path}/site/mpirun"
+    mpi = find_mpirun(Mpi(MPICH, "4.0"), f"{tmp_path}/env/python", environ)
+    assert mpi.place == f"{tmp_path}/site/mpirun"
 
 
 def test_a_mismatch_names_both(tmp_path: Path) -> None:

@@ -43,18 +43,18 @@ if sys.argv[1] == "die":
 """
 
 
-def run(python: str, what: str, program: Sequence[str], ready: str) -> str:
-    """Run a job of two ranks to its `what` ("end" or "die") and return the standard error."""
+def run(python: str, end: str, program: Sequence[str], ready: str) -> str:
+    """Run a job of two ranks to its `end` ("end" or "die") and return the standard error."""
     options = ("-np", "2", "--launcher", "mpirun", "--verbose")
-    with launcher_of(python, *options, python, *program, what) as launcher:
+    with launcher_of(python, *options, python, *program, end) as launcher:
         result = launcher.finish()  # which sees to it that no process is left
-    assert result.returncode == (137 if what == "die" else 0), result.stderr
+    assert result.returncode == (137 if end == "die" else 0), result.stderr
     # hydra may tell of a killed process in a banner of its own, on standard output.
     of_ranks = [line for line in result.stdout.splitlines() if line.startswith("[")]
     assert sorted(of_ranks) == [f"[{rank}] {ready.format(rank)}" for rank in (0, 1)]
-    assert what == "die" or len(of_ranks) == len(result.stdout.splitlines())
+    assert end == "die" or len(of_ranks) == len(result.stdout.splitlines())
     assert f"{os.path.dirname(python)}/mpirun -np 2 -hosts localhost:2" in result.stderr
-    if what == "die":
+    if end == "die":
         last = result.stderr.splitlines()[-1]
         assert last.startswith("ringarrun: rank 1 of 2 on ")
         assert last.endswith(
@@ -63,17 +63,17 @@ def run(python: str, what: str, program: Sequence[str], ready: str) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("what", ["end", "die"])
-def test_jobs_end(python: str, what: str) -> None:
-    text = run(python, what, ["-c", PROGRAM], "ready: rank {} of 2")
-    assert ("[0] PeerLostError: rank 0" in text) == (what == "die")
+@pytest.mark.parametrize("end", ["end", "die"])
+def test_jobs_end(python: str, end: str) -> None:
+    text = run(python, end, ["-c", PROGRAM], "ready: rank {} of 2")
+    assert ("[0] PeerLostError: rank 0" in text) == (end == "die")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["end", "die"])
-def test_jobs_of_ringar_end(python: str, what: str) -> None:
-    text = run(python, what, [str(SCRIPTS / "loop.py")], "ready: rank {} of 2, host 0")
-    assert ("PeerLostError: rank 0 | allreduce" in text) == (what == "die")
+@pytest.mark.parametrize("end", ["end", "die"])
+def test_jobs_of_ringar_end(python: str, end: str) -> None:
+    text = run(python, end, [str(SCRIPTS / "loop.py")], "ready: rank {} of 2, host 0")
+    assert ("PeerLostError: rank 0 | allreduce" in text) == (end == "die")
 
 
 def test_long_lines_of_one_rank_do_not_hide_the_end_of_another(python: str) -> None:

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -29,7 +30,7 @@ from tests.launchers.programs import write
 
 
 @functools.cache
-def missing() -> str:
+def obstacle() -> str:
     """Why no job of mpirun can be started here; "" if one can."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed"
@@ -40,7 +41,7 @@ def missing() -> str:
     return ""
 
 
-pytestmark = [pytest.mark.job, pytest.mark.skipif(bool(missing()), reason=missing() or "-")]
+pytestmark = [pytest.mark.job, pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "-")]
 
 MPIRUN = ("--launcher", "mpirun")
 TWO_HOSTS = ("-H", "localhost:1,127.0.0.2:2", "--link", "mpi")
@@ -76,7 +77,7 @@ def test_ranks_of_a_module_form_one_world(tmp_path: Path) -> None:
     options = ("-x", "MY_A=1 2,3\n4", "-x", f"PYTHONPATH={tmp_path}", "--deadline", "5")
     result = launch("-np", "3", *MPIRUN, *options, "-m", "show")
     assert result.returncode == 0, result.stderr
-    found = {}
+    cpus_of = {}
     for line in result.stdout.splitlines():
         prefix, _, text = line.partition("] ")
         rank, size, total, environ, cpus = json.loads(text)
@@ -87,11 +88,11 @@ def test_ranks_of_a_module_form_one_world(tmp_path: Path) -> None:
         assert environ["RINGAR_DEADLINE"] == "5"
         assert environ["MY_A"] == "1 2,3\n4"
         assert "RINGAR_RANK" not in environ
-        found[rank] = cpus
-    assert sorted(found) == [0, 1, 2]
+        cpus_of[rank] = cpus
+    assert sorted(cpus_of) == [0, 1, 2]
     usable = os.sched_getaffinity(0)
     if len(usable) >= 3:
-        assert sum(map(len, found.values())) == len(usable)
+        assert sum(map(len, cpus_of.values())) == len(usable)
 
 
 @both_links
@@ -103,12 +104,12 @@ def test_environment_crosses_to_another_host(hosts: tuple[str, ...], agent: Path
         env={"MY_B": "5", "TF_MINE": "6", "MY_OTHER": "7", "RINGAR_SSH": "not-this-one"},
     )
     assert result.returncode == 0, result.stderr
-    here, *there = sorted(result.stdout.splitlines())
-    assert here.startswith("[0] 0--1 2,3 4-5-6-")
-    assert there == ["[1] 1-1-1 2,3 4-5-6-7-", "[2] 2-1-1 2,3 4-5-6-7-"]
-    asked = (agent.parent / "asked").read_text().splitlines()
-    assert asked[0].startswith("-p 22 127.0.0.2 env ")  # the check
-    assert "-p 22 127.0.0.2 " in asked[-1]  # mpirun's daemon, or the guard
+    first, *others_lines = sorted(result.stdout.splitlines())
+    assert first.startswith("[0] 0--1 2,3 4-5-6-")
+    assert others_lines == ["[1] 1-1-1 2,3 4-5-6-7-", "[2] 2-1-1 2,3 4-5-6-7-"]
+    requests = (agent.parent / "asked").read_text().splitlines()
+    assert requests[0].startswith("-p 22 127.0.0.2 env ")  # the check
+    assert "-p 22 127.0.0.2 " in requests[-1]  # mpirun's daemon, or the guard
 
 
 @both_links
@@ -161,8 +162,8 @@ def test_a_failed_rank_ends_the_job_and_leaves_the_others_a_moment(
     hosts: tuple[str, ...], end: str, code: int, says: str, agent: Path
 ) -> None:
     # Rank 0 gets 2 s after the failure, enough for its last words.
-    others = "sleep 0.5; echo last words; sleep 100"
-    program = shell(f"if [ {RANK} = 1 ]; then {end}; fi; {others}")
+    peer = "sleep 0.5; echo last words; sleep 100"
+    program = shell(f"if [ {RANK} = 1 ]; then {end}; fi; {peer}")
     started = time.monotonic()
     result = launch(*hosts, "--failure-grace", "2", *program, env={"RINGAR_SSH": str(agent)})
     assert time.monotonic() - started < 30
@@ -197,6 +198,13 @@ def test_an_mpirun_that_ends_without_some_rank_has_not_succeeded(tmp_path: Path)
     assert result.returncode == 1
 
 
+def await_lines(launcher: Launcher, word: str) -> None:
+    """Wait until each of the three ranks has written a line with `word`."""
+    assert launcher.process.stdout is not None
+    for _ in range(3):
+        assert word in launcher.process.stdout.readline()
+
+
 @both_links
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
@@ -205,13 +213,10 @@ def test_signals_reach_all_ranks(number: int, hosts: tuple[str, ...], agent: Pat
     traps = "trap 'echo bye; exit 0' TERM; trap 'echo noted' USR1"
     program = shell(f"{traps}; echo ready; while :; do sleep 0.1; done")
     with Launcher(*hosts, *program, env={"RINGAR_SSH": str(agent)}) as launcher:
-        assert launcher.process.stdout is not None
-        for _ in range(3):
-            assert "ready" in launcher.process.stdout.readline()
+        await_lines(launcher, "ready")
         launcher.signal(signal.SIGUSR2)  # which no rank expects
         launcher.signal(signal.SIGUSR1)
-        for _ in range(3):
-            assert "noted" in launcher.process.stdout.readline()
+        await_lines(launcher, "noted")
         launcher.signal(number)
         result = launcher.finish()
     assert result.returncode == 128 + number
@@ -219,64 +224,56 @@ def test_signals_reach_all_ranks(number: int, hosts: tuple[str, ...], agent: Pat
     assert result.stderr.splitlines()[-1].startswith("ringarrun: stopped all ranks on SIG")
 
 
+def save_on(
+    number: signal.Signals, seconds: int, hosts: tuple[str, ...], agent: Path
+) -> subprocess.CompletedProcess[str]:
+    """End a job whose ranks save for `seconds` on this signal, except one that is ready at once."""
+    save = f"sleep $(({seconds} * ({RANK} != 1))); echo saved; exit {128 + number}"
+    program = shell(f"trap '{save}' {number.name[3:]}; echo ready; while :; do sleep 0.1; done")
+    words = (*hosts, "--kill-grace", "30", *program)
+    with Launcher(*words, env={"RINGAR_SSH": str(agent)}) as launcher:
+        await_lines(launcher, "ready")
+        launcher.signal(number)
+        result = launcher.finish()
+    assert result.returncode == 128 + number
+    assert result.stderr.splitlines()[-1] == f"ringarrun: stopped all ranks on {number.name}"
+    return result
+
+
 @pytest.mark.slow
 @both_links
 def test_a_user_signal_on_which_ranks_save_ends_the_job(
     hosts: tuple[str, ...], agent: Path
 ) -> None:
-    leave = f"sleep $((5 * ({RANK} != 1))); echo saved; exit 138"
-    program = shell(f"trap '{leave}' USR1; echo ready; while :; do sleep 0.1; done")
-    words = (*hosts, "--kill-grace", "30", *program)
-    with Launcher(*words, env={"RINGAR_SSH": str(agent)}) as launcher:
-        assert launcher.process.stdout is not None
-        for _ in range(3):
-            assert "ready" in launcher.process.stdout.readline()
-        launcher.signal(signal.SIGUSR1)
-        result = launcher.finish(40)
-    assert result.returncode == 138
+    result = save_on(signal.SIGUSR1, 5, hosts, agent)
     assert [line[4:] for line in result.stdout.splitlines() if line[:1] == "["] == ["saved"] * 3
-    assert result.stderr.splitlines()[-1] == "ringarrun: stopped all ranks on SIGUSR1"
 
 
 @both_links
 def test_kill_grace_is_time_to_save(hosts: tuple[str, ...], agent: Path) -> None:
     """More than mpirun itself would leave, and for all, though one rank is ready at once."""
-    save = f"sleep $((8 * ({RANK} != 1))); echo saved; exit 143"
-    program = shell(f"trap '{save}' TERM; echo ready; while :; do sleep 0.1; done")
-    words = (*hosts, "--kill-grace", "30", *program)
-    with Launcher(*words, env={"RINGAR_SSH": str(agent)}) as launcher:
-        assert launcher.process.stdout is not None
-        for _ in range(3):
-            assert "ready" in launcher.process.stdout.readline()
-        launcher.signal(signal.SIGTERM)
-        result = launcher.finish(60)
-    assert result.returncode == 143
+    result = save_on(signal.SIGTERM, 8, hosts, agent)
     assert sorted(result.stdout.split("\n")[:-1]) == [f"[{rank}] saved" for rank in range(3)]
-    assert result.stderr.splitlines()[-1] == "ringarrun: stopped all ranks on SIGTERM"
 
 
 def test_a_second_signal_kills(agent: Path) -> None:
     program = shell("trap '' TERM INT; echo ready; while :; do sleep 0.1; done")
     with Launcher(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(agent)}) as launcher:
-        assert launcher.process.stdout is not None
-        for _ in range(3):
-            assert "ready" in launcher.process.stdout.readline()
+        await_lines(launcher, "ready")
         launcher.signal(signal.SIGINT)
         time.sleep(0.5)
         launcher.signal(signal.SIGINT)
         assert launcher.process.wait(20) == 130
-        wait_until(launcher.gone, "the end of all ranks", 20)
+        wait_until(launcher.is_over, "the end of all ranks", 20)
 
 
 def test_nothing_is_left_when_the_launcher_is_killed(agent: Path) -> None:
     program = shell("echo ready; setsid sleep 100 & sleep 100")
     with Launcher(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(agent)}) as launcher:
-        assert launcher.process.stdout is not None
-        for _ in range(3):
-            assert "ready" in launcher.process.stdout.readline()
+        await_lines(launcher, "ready")
         assert len(processes(launcher.mark)) > 6
         launcher.signal(signal.SIGKILL)
-        wait_until(launcher.gone, "the end of all ranks", 30)
+        wait_until(launcher.is_over, "the end of all ranks", 30)
 
 
 def test_a_host_without_python_is_named_and_nothing_starts(tmp_path: Path) -> None:
@@ -316,8 +313,8 @@ def test_a_host_with_another_ringar_is_named_and_nothing_starts(
     for name, text in files.items():
         (tmp_path / "ringar" / name).write_text(text)
     # As with ssh, not in the folder of the launcher, whose ringar Python would find.
-    there = f"cd {tmp_path}; shift; echo asked >>asked; PYTHONPATH={tmp_path}"
-    write(tmp_path / "agent", f'{there} exec sh -c "$*"')
+    prefix = f"cd {tmp_path}; shift; echo asked >>asked; PYTHONPATH={tmp_path}"
+    write(tmp_path / "agent", f'{prefix} exec sh -c "$*"')
     program = shell(f"touch {tmp_path}/started")
     result = launch(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(tmp_path / "agent")})
     assert result.returncode == 1

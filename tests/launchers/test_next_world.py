@@ -16,7 +16,7 @@ from ringar.launchers.elastic.partition import left_out
 from ringar.launchers.elastic.roster import Member, Stage
 from ringar.launchers.plan.hosts import Host, parse
 
-LOST = "is lost: the way to its host ended"
+LOSS = "is lost: the way to its host ended"
 
 
 class Named(Discovery):
@@ -41,17 +41,17 @@ class Fleet:
         self.first = parse(hosts)
         self.places: list[tuple[str, int]] = []
         self.notes: list[str] = []
-        self.sent: list[tuple[int, int]] = []
-        self.lost: list[int] = []
+        self.signals: list[tuple[int, int]] = []
+        self.losses: list[int] = []
         self.is_over = False
         self.worlds = Worlds(limits, discovery, self)
 
     def slots(self, hosts: Sequence[Host] | None) -> Sequence[int]:
         """Number the slots of all hosts as they appear."""
         named = self.first if hosts is None else hosts
-        here = [(host.name, slot) for host in named for slot in range(host.slots)]
-        self.places += [place for place in here if place not in self.places]
-        return [self.places.index(place) for place in here]
+        places = [(host.name, slot) for host in named for slot in range(host.slots)]
+        self.places += [place for place in places if place not in self.places]
+        return [self.places.index(place) for place in places]
 
     def host_of(self, slot: int) -> int:
         """Return a number of the host of a slot."""
@@ -62,11 +62,11 @@ class Fleet:
 
     def stop(self, slot: int, number: int) -> None:
         """Note a signal."""
-        self.sent.append((slot, number))
+        self.signals.append((slot, number))
 
     def lose(self, slot: int) -> None:
         """Note the loss of a host."""
-        self.lost.append(slot)
+        self.losses.append(slot)
 
     def tell(self, slot: int, message: Mapping[str, Any]) -> None:
         """Tell nobody."""
@@ -94,9 +94,9 @@ class Fleet:
         for slot in slots:
             self.worlds.on_message(slot, {"kind": "enter"})
 
-    def end_of(self, slot: int, now: float, *, ending: str = LOST) -> None:
+    def end_of(self, slot: int, now: float, *, ending: str = LOSS) -> None:
         """Let a process end, by default with its host."""
-        self.worlds.on_end(slot, End("a process", 1, ending, with_host=ending == LOST), now)
+        self.worlds.on_end(slot, End("a process", 1, ending, with_host=ending == LOSS), now)
 
     def living(self) -> list[str]:
         """Return the host of each process."""
@@ -123,12 +123,12 @@ def test_an_answer_with_too_few_hosts_takes_none_away(answer: str) -> None:
     hosts.name(answer)
     for now in (5.0, 6.0, 7.0):
         fleet.worlds.step(now)
-    assert fleet.sent == []
+    assert fleet.signals == []
     assert len(fleet.notes) == 1  # not with each look
     assert "fewer than --min-np (2); ranks on other hosts stay" in fleet.notes[0]
     hosts.name("a:1,b:1")
     fleet.worlds.step(8.0)
-    assert {slot for slot, _ in fleet.sent} <= {2}  # of a host that is named no more
+    assert {slot for slot, _ in fleet.signals} <= {2}  # of a host that is named no more
     assert fleet.worlds.roster.generation == 1
 
 
@@ -142,14 +142,14 @@ def test_hosts_are_replaced_when_the_new_ones_train() -> None:
     fleet.enter(2, 3)  # apart first, then to join
     fleet.enter(2, 3)
     fleet.worlds.step(6.0)
-    assert fleet.sent == []
+    assert fleet.signals == []
     fleet.enter(0, 1)  # after their next commit
     fleet.worlds.step(7.0)
     assert [member.slot for member in sorted(fleet.worlds.roster.living.values(), key=rank)] == [
         0, 1, 2, 3,
     ]  # fmt: skip
     fleet.worlds.step(8.0)
-    assert fleet.sent == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
+    assert fleet.signals == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
 
 
 def rank(member: Member) -> int:
@@ -178,11 +178,11 @@ def test_a_host_that_is_lost_during_the_start_ends_the_job_only_if_too_few_are_l
     fleet.end_of(2, 1.0)
     fleet.end_of(3, 1.0)
     assert not fleet.is_over
-    assert fleet.notes[-1].endswith(f"{LOST}; 2 start without it")
+    assert fleet.notes[-1].endswith(f"{LOSS}; 2 start without it")
     fleet.worlds.step(1.0)
     assert fleet.worlds.roster.generation == 1
-    for ending in (LOST, "failed with exit code 1"):
-        fleet = Fleet("a:1,b:1", limits(2, 2 if ending == LOST else 1))
+    for ending in (LOSS, "failed with exit code 1"):
+        fleet = Fleet("a:1,b:1", limits(2, 2 if ending == LOSS else 1))
         fleet.worlds.begin(0.0)
         fleet.end_of(1, 1.0, ending=ending)
         assert fleet.is_over
@@ -196,9 +196,9 @@ def test_a_process_that_does_not_come_is_killed_once_and_then_its_host_given_up(
     fleet.enter(0)
     for tenth in range(250):
         fleet.worlds.step(10.0 + tenth / 10)
-    assert fleet.sent == [(1, signal.SIGKILL)]
+    assert fleet.signals == [(1, signal.SIGKILL)]
     assert fleet.notes == ["rank 1 (slot 1) does not come to the next world; killed"]
-    assert set(fleet.lost) == {1}
+    assert set(fleet.losses) == {1}
     fleet.end_of(1, 40.0)
     fleet.worlds.step(40.1)
     assert fleet.worlds.roster.generation == 2
@@ -238,7 +238,7 @@ def test_ranks_go_on_without_a_host_that_they_cannot_reach() -> None:
     fail_to_meet(fleet, {0: 2, 1: 2, 2: 0})
     for now in (1.0, 1.1, 1.2):
         fleet.worlds.step(now)
-    assert fleet.sent == [(2, signal.SIGKILL)]
+    assert fleet.signals == [(2, signal.SIGKILL)]
     assert fleet.notes == ["rank 2 (slot 2) cannot reach all of the 2 ranks that go on; killed"]
     fleet.end_of(2, 1.3, ending="was killed")
     fleet.worlds.step(1.4)
@@ -259,6 +259,6 @@ def test_too_few_ranks_that_reach_each_other_try_again_and_end_in_time() -> None
             fail_to_meet(fleet, {0: 2, 1: 2, 2: 0})
         fleet.worlds.step(float(now))
     assert tries in range(8, 14)
-    assert (fleet.sent, fleet.is_over) == ([], True)
+    assert (fleet.signals, fleet.is_over) == ([], True)
     assert len(fleet.notes) == 1
     assert "for at least 3 ranks (--min-np); received 2 on such hosts" in fleet.worlds.trouble

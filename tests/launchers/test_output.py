@@ -64,11 +64,11 @@ def test_lines_are_shown_whole(screen: Screen, rank: int) -> None:
 
 
 def test_lines_of_ranks_do_not_mix(screen: Screen) -> None:
-    zero, one = Rank(0, screen), Rank(1, screen)
+    zero, peer = Rank(0, screen), Rank(1, screen)
     zero.write(b"zer")
-    one.write(b"one")
+    peer.write(b"one")
     zero.write(b"o\n")
-    one.write(b"!\n")
+    peer.write(b"!\n")
     assert shown(screen) == b"[0] zero\n[1] one!\n"
 
 
@@ -85,39 +85,39 @@ def test_progress_bar_of_rank_0_is_drawn_at_once(screen: Screen) -> None:
 
 
 def test_progress_bars_of_other_ranks_leave_their_last_state(screen: Screen) -> None:
-    one = Rank(1, screen)
-    one.write(b"\r1/3")
-    one.write(b"\b\b\b\r2/3\b\b\b\r3/3")
+    peer = Rank(1, screen)
+    peer.write(b"\r1/3")
+    peer.write(b"\b\b\b\r2/3\b\b\b\r3/3")
     assert shown(screen) == b""
-    one.write(b"\n")
+    peer.write(b"\n")
     assert shown(screen) == b"[1] 3/3\n"
 
 
 def test_line_above_the_progress_bar_in_a_file(screen: Screen) -> None:
-    zero, one = Rank(0, screen), Rank(1, screen)
+    zero, peer = Rank(0, screen), Rank(1, screen)
     zero.write(b"\r1/2")
-    one.write(b"hello\n")
+    peer.write(b"hello\n")
     assert shown(screen) == b"[0] 1/2\n[1] hello\n"
     zero.write(b"\b\b\b\r2/2")
     assert shown(screen) == b"[0] 2/2"
-    one.write(b"again\n")
+    peer.write(b"again\n")
     zero.write(b"\n")  # the line has been ended already
     assert shown(screen) == b"\n[1] again\n"
 
 
 def test_line_above_the_progress_bar_on_a_terminal(terminal: Screen) -> None:
-    zero, one = Rank(0, terminal), Rank(1, terminal)
+    zero, peer = Rank(0, terminal), Rank(1, terminal)
     zero.write(b"\r1/2")
     shown(terminal)
-    one.write(b"hello\n")
+    peer.write(b"hello\n")
     assert shown(terminal) == b"\r\x1b[K[1] hello\n[0] 1/2"
     zero.write(b"\r2/2")
     assert shown(terminal) == b"\r[0] 2/2"
 
 
 def test_windows_line_ends(screen: Screen) -> None:
-    zero, one = Rank(0, screen), Rank(1, screen)
-    one.write(b"one\r\n")
+    zero, peer = Rank(0, screen), Rank(1, screen)
+    peer.write(b"one\r\n")
     zero.write(b"zero\r\n")
     assert shown(screen) == b"[1] one\n[0] zero\n"
 
@@ -126,13 +126,13 @@ def test_prompt_of_rank_0_appears_after_a_moment(
     screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "PROMPT_DELAY", 0.0)
-    zero, one = Rank(0, screen), Rank(1, screen)
+    zero, peer = Rank(0, screen), Rank(1, screen)
     zero.write(b"(Pdb) ")
-    one.write(b"waiting ")
-    due = zero.stream.prompt_due()
-    assert due is not None
-    assert due <= time.monotonic()
-    assert one.stream.prompt_due() is None
+    peer.write(b"waiting ")
+    deadline = zero.stream.prompt_due()
+    assert deadline is not None
+    assert deadline <= time.monotonic()
+    assert peer.stream.prompt_due() is None
     zero.stream.show_prompt()
     assert shown(screen) == b"[0] (Pdb) "
     assert zero.stream.prompt_due() is None
@@ -162,11 +162,11 @@ def test_endless_progress_takes_no_memory(screen: Screen) -> None:
 
 
 def test_endless_line_is_cut_without_a_loss(screen: Screen) -> None:
-    one = Rank(1, screen)
+    peer = Rank(1, screen)
     text = b"".join(b"%d," % i for i in range(60_000))
     for begin in range(0, len(text), 1000):
-        one.write(text[begin : begin + 1000])
-    one.write(b"\n")
+        peer.write(text[begin : begin + 1000])
+    peer.write(b"\n")
     pieces = shown(screen).splitlines()
     assert len(pieces) == 1 + len(text) // output._LONGEST_LINE
     assert all(piece.startswith(b"[1] ") for piece in pieces)
@@ -174,11 +174,11 @@ def test_endless_line_is_cut_without_a_loss(screen: Screen) -> None:
 
 
 def test_lines_that_programs_read_are_not_cut(screen: Screen) -> None:
-    taken: list[bytes] = []
+    lines: list[bytes] = []
     reader, writer = os.pipe()
 
     def take(line: bytes) -> bool:
-        taken.append(line)
+        lines.append(line)
         return True
 
     stream = Stream(reader, screen, takes=take, keeps=b"ANSWER ")
@@ -190,22 +190,22 @@ def test_lines_that_programs_read_are_not_cut(screen: Screen) -> None:
     stream.read_some()
     os.close(writer)
     stream.close()
-    assert taken == [text]
+    assert lines == [text]
 
 
 def test_only_a_longer_line_is_cut(screen: Screen) -> None:
-    one = Rank(1, screen)
+    peer = Rank(1, screen)
     for _ in range(output._LONGEST_LINE // 4096):
-        one.write(b"x" * 4096)
+        peer.write(b"x" * 4096)
     assert shown(screen) == b""
-    one.write(b"x")
+    peer.write(b"x")
     assert shown(screen) == b"[1] " + b"x" * (output._LONGEST_LINE + 1) + b"\n"
 
 
 def test_the_tail_is_the_last_forty_lines(screen: Screen) -> None:
-    one = Rank(1, screen)
-    one.write(b"".join(b"%d\n" % i for i in range(100)))
-    assert one.stream.tail() == [b"%d" % i for i in range(60, 100)]
+    peer = Rank(1, screen)
+    peer.write(b"".join(b"%d\n" % i for i in range(100)))
+    assert peer.stream.tail() == [b"%d" % i for i in range(60, 100)]
 
 
 def test_a_screen_that_nobody_reads_is_broken() -> None:

@@ -46,18 +46,18 @@ def test_other_libraries_have_variables_of_their_own() -> None:
     """With the name of the host that the user has given, each rank that of its slot."""
     base = {job_plan.PREFIX_VARIABLE: "HOROVOD_", "HOROVOD_RANK": "7", "HOROVOD_HOSTNAME": "outer"}
 
-    def told(**options: object) -> list[tuple[str, ...]]:
+    def places(**options: object) -> list[tuple[str, ...]]:
         job = make(num_proc=3, **options)
         names = ("RANK", "SIZE", "LOCAL_RANK", "CROSS_SIZE", "HOSTNAME")
         environments = [job.rank_environment(rank, base) for rank in job.ranks]
-        return [tuple(one[f"HOROVOD_{name}"] for name in names) for one in environments]
+        return [tuple(variables[f"HOROVOD_{name}"] for name in names) for variables in environments]
 
     hosts = (Host("localhost", 1), Host("127.0.0.1", 1))
-    assert told(hosts=hosts) == [
+    assert places(hosts=hosts) == [
         (str(rank), "3", str(rank), "1", name)
         for rank, name in enumerate(("localhost", "127.0.0.1", "127.0.0.1"))
     ]
-    assert {told[-1] for told in told()} == {"localhost"}
+    assert {row[-1] for row in places()} == {"localhost"}
     by_mpi = job_plan.RankPlan(3, 4, 1, 2, by_mpi=True).place_for_others("HOROVOD_")
     assert by_mpi["HOROVOD_RANK"] == "3"
     assert by_mpi["HOROVOD_HOSTNAME"] == os.uname().nodename
@@ -201,8 +201,8 @@ def test_scripts_and_modules_become_commands(
     script = tmp_path / "train.py"
     script.touch()
     assert make(command=(str(script), "-x")).command == (sys.executable, str(script), "-x")
-    found = make(command=("train", "-x"), module=True, exports=(f"PYTHONPATH={tmp_path}",))
-    assert found.command == (sys.executable, "-m", "train", "-x")
+    plan = make(command=("train", "-x"), module=True, exports=(f"PYTHONPATH={tmp_path}",))
+    assert plan.command == (sys.executable, "-m", "train", "-x")
     with pytest.raises(UsageError, match="there is no train") as caught:
         make(command=("train",), module=True)
     assert caught.value.code == 127
@@ -214,5 +214,5 @@ def test_what_travels_to_other_hosts() -> None:
     ranks = {**shell, **program, "BASH_FUNC_module%%": "() { }", "RINGAR_RANK": "3", "A": "1"}
     added = {"A": "1", "HOME": "/elsewhere"}
     assert environment.exported(ranks, added) == tuple(sorted({*program, "A", "HOME"}))
-    few = ("A", "HOME", "PATH", "RINGAR_DEADLINE", "TF_SET")
-    assert environment.exported(ranks, added, everything=False) == few
+    names = ("A", "HOME", "PATH", "RINGAR_DEADLINE", "TF_SET")
+    assert environment.exported(ranks, added, everything=False) == names

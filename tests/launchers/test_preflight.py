@@ -35,8 +35,8 @@ GOOD = {
 }
 
 
-def without(*names: str, **more: object) -> dict[str, object]:
-    return {name: value for name, value in {**GOOD, **more}.items() if name not in names}
+def without(*names: str, **fields: object) -> dict[str, object]:
+    return {name: value for name, value in {**GOOD, **fields}.items() if name not in names}
 
 
 ANSWERS: dict[str, dict[str, object]] = {
@@ -132,9 +132,9 @@ def test_each_fault_has_its_words(agent: Agent, name: str, fault: str) -> None:
 
 
 def test_all_hosts_at_fault_are_named(agent: Agent) -> None:
-    first, *others = faults(agent, "down", "good", "old", "nopython")
+    first, *lines = faults(agent, "down", "good", "old", "nopython")
     assert first == "3 of 4 hosts cannot take part; nothing was started"
-    assert [line.split(":")[0].strip() for line in others] == ["down", "old", "nopython"]
+    assert [line.split(":")[0].strip() for line in lines] == ["down", "old", "nopython"]
 
 
 def test_hosts_are_asked_at_once_and_not_for_ever(
@@ -179,10 +179,10 @@ def test_mpi_is_asked_for_only_where_ranks_use_it(tmp_path: Path) -> None:
 def test_scripts_and_modules_are_looked_up_in_the_folder_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here/train.py").touch()
-    here = str(tmp_path / "here")
-    answer = ask(tmp_path, here, script="train.py")
+    folder = str(tmp_path / "here")
+    answer = ask(tmp_path, folder, script="train.py")
     assert (answer["script"], answer["module_fault"]) == (True, "")
-    answer = ask(tmp_path, here, script=f"{here}/other.py", module="train")
+    answer = ask(tmp_path, folder, script=f"{folder}/other.py", module="train")
     assert (answer["script"], answer["module_fault"]) == (False, "")
     assert "there is no train" in str(ask(tmp_path, "/", module="train")["module_fault"])
 
@@ -208,7 +208,7 @@ def test_a_ringar_that_cannot_be_imported_says_why(tmp_path: Path, text: str, fa
     assert fault in str(answer["ringar_error"])
 
 
-def srun_job(folder: Path, srun: str, *names: str, **more: str) -> HostsPlan:
+def srun_job(folder: Path, srun: str, *names: str, **variables: str) -> HostsPlan:
     """A job that srun starts, with an srun that does `srun`; its words go to the file `asked`."""
     write(folder / "srun", f"""printf '%s\\n' "$@" >>{folder}/asked\n{srun}""")
     plan = job(Agent(), *names)
@@ -216,24 +216,24 @@ def srun_job(folder: Path, srun: str, *names: str, **more: str) -> HostsPlan:
         plan,
         launcher="srun",
         start=replace(plan.start, agent=None, arguments=("--partition=gpu",)),
-        environment={"PATH": f"{folder}:/usr/bin:/bin", **more},
+        environment={"PATH": f"{folder}:/usr/bin:/bin", **variables},
     )
 
 
-def answers_of(*hosts: str, **more: object) -> str:
+def answers_of(*hosts: str, **fields: object) -> str:
     return "\n".join(
-        f"echo 'RINGAR-PREFLIGHT {json.dumps({**GOOD, **more, 'host': host})}'" for host in hosts
+        f"echo 'RINGAR-PREFLIGHT {json.dumps({**GOOD, **fields, 'host': host})}'" for host in hosts
     )
 
 
 @pytest.mark.parametrize("variables", [{}, {"SLURM_JOB_ID": "7"}], ids=["outside", "inside"])
 def test_srun_is_asked_for_all_hosts(tmp_path: Path, variables: dict[str, str]) -> None:
     preflight.check(srun_job(tmp_path, answers_of("h2", "h1"), "h1", "h2", **variables))
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert "--nodelist=h1,h2" in asked
+    words = (tmp_path / "asked").read_text().splitlines()
+    assert "--nodelist=h1,h2" in words
     # Outside, srun needs what the user says of accounts and partitions, and may have to queue.
-    assert ("--partition=gpu" in asked) == (not variables)
-    assert any(word.startswith("--immediate=") for word in asked) == (not variables)
+    assert ("--partition=gpu" in words) == (not variables)
+    assert any(word.startswith("--immediate=") for word in words) == (not variables)
 
 
 def test_an_srun_that_answers_with_another_version(tmp_path: Path) -> None:
@@ -260,9 +260,9 @@ def test_an_srun_that_answers_nothing(
     started = time.monotonic()
     with pytest.raises(UsageError) as caught:
         preflight.check(srun_job(tmp_path, srun, "h1", "h2"))
-    first, *others = str(caught.value).splitlines()
+    first, *lines = str(caught.value).splitlines()
     assert first == "2 of 2 hosts cannot take part; nothing was started"
-    for name, line in zip(("h1", "h2"), others, strict=True):
+    for name, line in zip(("h1", "h2"), lines, strict=True):
         assert fault in line
         assert line.endswith(f"; try: srun --nodelist={name} true")
     assert time.monotonic() - started < 10

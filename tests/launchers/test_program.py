@@ -36,8 +36,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_scripts_run_with_this_python(folder: Path) -> None:
     for name in ("train.py", "./train.py", "scripts/other.py", str(folder / "train.py")):
-        found = resolve([name, "-m", "x"], False, PATH)
-        assert found == Program((sys.executable, name, "-m", "x"), script=name)
+        program = resolve([name, "-m", "x"], False, PATH)
+        assert program == Program((sys.executable, name, "-m", "x"), script=name)
     # As with torchrun, and unlike in a shell, whether it can be executed or not.
     (folder / "train.py").chmod(0o755)
     assert resolve(["./train.py"], False, PATH).script == "./train.py"
@@ -53,10 +53,10 @@ def test_programs_run_as_they_are(folder: Path) -> None:
 
 
 def test_modules_run_with_this_python(folder: Path) -> None:
-    here = ("train", "good", "good.train", "space.inner.run", "space.main", "scripts.other")
-    for name in (*here, "trap.run", "json.tool", "ringar.launchers", "sys"):
-        found = resolve([name, "-x"], True, PATH)
-        assert found == Program((sys.executable, "-m", name, "-x"), module=name)
+    modules = ("train", "good", "good.train", "space.inner.run", "space.main", "scripts.other")
+    for name in (*modules, "trap.run", "json.tool", "ringar.launchers", "sys"):
+        program = resolve([name, "-x"], True, PATH)
+        assert program == Program((sys.executable, "-m", name, "-x"), module=name)
 
 
 def test_modules_are_looked_up_in_the_pythonpath_of_the_ranks(

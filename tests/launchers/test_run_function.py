@@ -41,9 +41,9 @@ def test_results_come_in_the_order_of_ranks(capsys: pytest.CaptureFixture[str]) 
         {"rank": 0, "value": 10, "set": "a b=ä"},
         {"rank": 1, "value": 12, "set": "a b=ä"},
     ]
-    said = capsys.readouterr()
-    assert sorted(said.out.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
-    assert sorted(said.err.splitlines()) == ["[0] mind 0", "[1] mind 1"]
+    output = capsys.readouterr()
+    assert sorted(output.out.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
+    assert sorted(output.err.splitlines()) == ["[0] mind 0", "[1] mind 1"]
 
 
 class OwnError(Exception):
@@ -109,8 +109,8 @@ def test_ranks_that_take_too_long_are_ended() -> None:
     def sleep() -> None:
         threading.Event().wait(60)
 
-    late = "within 1 s on every rank, still waiting for rank 0"
-    with pytest.raises(ringar.errors.DeadlineError, match=late):
+    message = "within 1 s on every rank, still waiting for rank 0"
+    with pytest.raises(ringar.errors.DeadlineError, match=message):
         ringar.run(sleep, np=1, timeout=1)
 
 
@@ -146,10 +146,10 @@ def test_the_number_of_ranks_where_none_is_given(
     """Hosts that are named have slots. Without: two, or as many as an elastic job needs."""
     monkeypatch.chdir(tmp_path)
     Path("hosts").write_text("localhost slots=5\n")
-    seen: list[Request] = []
+    requests: list[Request] = []
 
     def stop(request: Request) -> bool:
-        seen.append(request)
+        requests.append(request)
         raise InterruptedError
 
     monkeypatch.setattr("ringar.launchers.function.run._is_elastic", stop)
@@ -157,7 +157,7 @@ def test_the_number_of_ranks_where_none_is_given(
     monkeypatch.setattr("ringar.launchers.plan.scheduler_hosts.find", lambda environ: None)
     with pytest.raises(InterruptedError):
         ringar.run(print, **call)
-    assert [request.num_proc for request in seen] == [number]
+    assert [request.num_proc for request in requests] == [number]
 
 
 @pytest.mark.parametrize("variable", ["RINGAR_JOB", "RINGAR_RANK"])

@@ -22,16 +22,16 @@ from tests.launchers.programs import write
 from tests.plugin.jobs import ROOT
 
 
-def missing() -> str:
+def obstacle() -> str:
     """Why these tests cannot run; "" if they can."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed"
-    return slurm.missing()
+    return slurm.obstacle()
 
 
 pytestmark = [
     pytest.mark.job,
-    pytest.mark.skipif(bool(missing()), reason=missing() or "-"),
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "-"),
 ]
 
 SUM = "from mpi4py import MPI; w = MPI.COMM_WORLD; print(w.rank, w.size, w.allreduce(w.rank))"

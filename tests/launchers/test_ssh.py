@@ -24,15 +24,15 @@ def test_ssh_asks_no_questions(environ: dict[str, str], tmp_path: Path) -> None:
 def test_another_program_gets_only_port_and_key(environ: dict[str, str], tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.touch()
-    found = agent("rsh -K", 2222, key, environ)
-    assert found == Agent((f"{tmp_path}/rsh", "-K"), ("-p", "2222", "-i", str(key)))
-    assert str(found) == f"{tmp_path}/rsh -K -p 2222 -i {key}"
+    ssh = agent("rsh -K", 2222, key, environ)
+    assert ssh == Agent((f"{tmp_path}/rsh", "-K"), ("-p", "2222", "-i", str(key)))
+    assert str(ssh) == f"{tmp_path}/rsh -K -p 2222 -i {key}"
 
 
 def test_which_program(environ: dict[str, str], tmp_path: Path) -> None:
     def name(command: str = "", scheduler: str | None = None, variable: str = "") -> str:
-        found = agent(command, None, None, {**environ, "RINGAR_SSH": variable}, scheduler)
-        return Path(found.program[0]).name
+        ssh = agent(command, None, None, {**environ, "RINGAR_SSH": variable}, scheduler)
+        return Path(ssh.program[0]).name
 
     assert name() == "ssh"
     assert name(scheduler="LSF") == "blaunch"

@@ -19,16 +19,16 @@ from tests.launchers.programs import write
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
-def missing() -> str:
+def obstacle() -> str:
     """Why there can be no job over ssh here; "" if there can."""
     if SSHD is None or not shutil.which("ssh") or not shutil.which("ssh-keygen"):
         return "ssh and sshd (openssh-server) are not installed"
     if os.geteuid() != 0:
         return "sshd is started as root only"
-    return test_mpirun.missing()
+    return test_mpirun.obstacle()
 
 
-pytestmark = [pytest.mark.job, pytest.mark.skipif(bool(missing()), reason=missing() or "-")]
+pytestmark = [pytest.mark.job, pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "-")]
 
 
 class Server:
@@ -74,17 +74,17 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("sshd"))
+    sshd = Server(tmp_path_factory.mktemp("sshd"))
     # A path that sshd is built with. It stays: another process of these tests may need it, too.
     Path("/run/sshd").mkdir(exist_ok=True)
     assert SSHD is not None
-    with open(made.folder / "log", "wb") as log:
+    with open(sshd.folder / "log", "wb") as log:
         process = subprocess.Popen(
-            [SSHD, "-D", "-e", "-f", str(made.folder / "config")], stderr=log
+            [SSHD, "-D", "-e", "-f", str(sshd.folder / "config")], stderr=log
         )
     try:
-        made.wait()
-        yield made
+        sshd.wait()
+        yield sshd
     finally:
         process.terminate()
         process.wait(20)

@@ -348,7 +348,7 @@ def test_second_interrupt_kills_at_once(meeting: Meeting) -> None:
         meeting.wait("0", "1")
         launcher.signal(signal.SIGINT)
         time.sleep(0.3)
-        assert not launcher.gone()
+        assert not launcher.is_over()
         begin = time.monotonic()
         launcher.signal(signal.SIGINT)
         assert launcher.finish().returncode == 130
@@ -440,7 +440,7 @@ def test_sigkill_of_the_launcher(meeting: Meeting) -> None:
         wait_for_grandchildren(meeting, 2)
         assert len(processes(launcher.mark)) >= 12  # launcher, janitor, two ranks, their children
         launcher.signal(signal.SIGKILL)
-        wait_until(launcher.gone, "the end of every process", SOON)
+        wait_until(launcher.is_over, "the end of every process", SOON)
 
 
 def test_sigkill_of_the_launcher_while_ranks_are_stopped(meeting: Meeting) -> None:
@@ -449,7 +449,7 @@ def test_sigkill_of_the_launcher_while_ranks_are_stopped(meeting: Meeting) -> No
         meeting.pid("0")
         meeting.pid("1")
         launcher.signal(signal.SIGKILL)
-        wait_until(launcher.gone, "the end of every process", SOON)
+        wait_until(launcher.is_over, "the end of every process", SOON)
 
 
 @pytest.mark.parametrize("delay", DELAYS)
@@ -458,7 +458,7 @@ def test_sigkill_of_the_launcher_while_starting(delay: float) -> None:
         wait_until(lambda: len(processes(launcher.mark)) > 1, "the first rank")
         time.sleep(delay)
         launcher.signal(signal.SIGKILL)
-        wait_until(launcher.gone, "the end of every process", SOON)
+        wait_until(launcher.is_over, "the end of every process", SOON)
 
 
 def test_sigkill_of_the_process_group_of_the_launcher(meeting: Meeting) -> None:
@@ -467,7 +467,7 @@ def test_sigkill_of_the_process_group_of_the_launcher(meeting: Meeting) -> None:
     with Launcher("-np", "1", *rank, command=command) as launcher:
         wait_for_grandchildren(meeting, 1, "same group")
         os.killpg(launcher.process.pid, signal.SIGKILL)
-        wait_until(launcher.gone, "the end of every process", SOON)
+        wait_until(launcher.is_over, "the end of every process", SOON)
 
 
 def test_sigkill_of_every_rank(meeting: Meeting) -> None:
@@ -508,7 +508,7 @@ def test_a_job_inside_a_job_ends_with_the_outer_one(meeting: Meeting) -> None:
         with Launcher("-np", "1", *command) as launcher:
             wait_for_grandchildren(meeting, 2, "own session")
             launcher.signal(end)
-            wait_until(launcher.gone, "the end of every process", SOON + 5)
+            wait_until(launcher.is_over, "the end of every process", SOON + 5)
 
 
 def test_a_killed_janitor_does_not_disturb_the_job(meeting: Meeting) -> None:

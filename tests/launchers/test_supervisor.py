@@ -67,8 +67,8 @@ def test_the_cause_is_last(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_reports_of_another_job_are_output(capfd: pytest.CaptureFixture[str]) -> None:
     """Of a ringarrun that a rank runs, or of one that it quotes."""
-    others = f"[0] {SHOWN}[0] {FAILED.replace('ab12', 'cd34')}"
-    assert run(capfd, others, WELL.format(0), WELL.format(1)) == (0, others)
+    lines = f"[0] {SHOWN}[0] {FAILED.replace('ab12', 'cd34')}"
+    assert run(capfd, lines, WELL.format(0), WELL.format(1)) == (0, lines)
 
 
 def test_an_mpirun_that_a_signal_ends(capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,16 +16,16 @@ void find(void* library, const char* name, Function* function) {
 GpuStandin open_standin() {
   void* const library = dlopen(RINGAR_GPU_STANDIN, RTLD_NOW | RTLD_LOCAL);
   if (!library) fail(__FILE__, __LINE__, dlerror());
-  GpuStandin found{};
-  find(library, "standin_fail", &found.fail);
-  find(library, "standin_fail_later", &found.fail_later);
-  find(library, "standin_calls", &found.calls);
-  find(library, "standin_open", &found.open);
-  find(library, "standin_misuse", &found.misuse);
-  find(library, "standin_forget", &found.forget);
-  find(library, "standin_devices", &found.devices);
-  find(library, "standin_enqueue", &found.enqueue);
-  return found;
+  GpuStandin standin{};
+  find(library, "standin_fail", &standin.fail);
+  find(library, "standin_fail_later", &standin.fail_later);
+  find(library, "standin_calls", &standin.calls);
+  find(library, "standin_open", &standin.open);
+  find(library, "standin_misuse", &standin.misuse);
+  find(library, "standin_forget", &standin.forget);
+  find(library, "standin_devices", &standin.devices);
+  find(library, "standin_enqueue", &standin.enqueue);
+  return standin;
 }
 
 }  // namespace
@@ -35,10 +35,10 @@ const GpuStandin& gpu_standin() {
   return standin;
 }
 
-std::unique_ptr<Engine> engine_with_gpu(const Rank& rank) {
+std::unique_ptr<Engine> start_with_gpu(const Rank& rank) {
   Rank with_gpu = rank;
   with_gpu.config.cuda_library = with_gpu.config.nccl_library = RINGAR_GPU_STANDIN;
-  return with_gpu.engine();
+  return with_gpu.start();
 }
 
 void expect_clean_gpu() {

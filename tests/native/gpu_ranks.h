@@ -25,8 +25,8 @@ struct GpuStandin {
 // Opened in this process, which is not to fork afterwards.
 const GpuStandin& gpu_standin();
 
-// An engine whose GPU is the stand-in's; it is not started.
-std::unique_ptr<Engine> engine_with_gpu(const Rank& rank);
+// Starts an engine whose GPU is the stand-in's.
+std::unique_ptr<Engine> start_with_gpu(const Rank& rank);
 
 // Nothing was misused, and all is given back.
 void expect_clean_gpu();

@@ -20,13 +20,14 @@ std::vector<Test>& tests() {
 }
 
 bool emulated() {
-  const char* said = std::getenv("RINGAR_TEST_EMULATED");
-  return said && std::strcmp(said, "1") == 0;
+  const char* value = std::getenv("RINGAR_TEST_EMULATED");
+  return value && std::strcmp(value, "1") == 0;
 }
 
-void fail(const char* file, int line, const std::string& what) {
+void fail(const char* file, int line, const std::string& message) {
   const char* slash = std::strrchr(file, '/');
-  throw Failure{std::string(slash ? slash + 1 : file) + ":" + std::to_string(line) + ": " + what};
+  throw Failure{std::string(slash ? slash + 1 : file) + ":" + std::to_string(line) + ": " +
+                message};
 }
 
 }  // namespace ringar::test
@@ -48,16 +49,16 @@ void on_deadline(int) {
   _exit(124);
 }
 
-bool wanted(const char* name, int argc, char** argv) {
-  bool some = false, found = false;
+bool is_selected(const char* name, int argc, char** argv) {
+  bool has_names = false, is_named = false;
   for (int i = 1; i < argc; ++i) {
     const bool without = argv[i][0] == '-';
-    const bool here = std::strstr(name, argv[i] + without);
-    if (without && here) return false;
-    some = some || !without;
-    found = found || (!without && here);
+    const bool matches = std::strstr(name, argv[i] + without);
+    if (without && matches) return false;
+    has_names = has_names || !without;
+    is_named = is_named || (!without && matches);
   }
-  return found || !some;
+  return is_named || !has_names;
 }
 
 bool passes(const Test& test) {
@@ -88,7 +89,7 @@ int main(int argc, char** argv) {
   signal(SIGALRM, on_deadline);
   int run = 0, failed = 0;
   for (const Test& test : ringar::test::tests()) {
-    if (!wanted(test.name, argc, argv)) continue;
+    if (!is_selected(test.name, argc, argv)) continue;
     ++run;
     if (!passes(test)) ++failed;
   }

@@ -125,10 +125,10 @@ std::vector<int64_t> shares(const Plan& plan, size_t member, size_t array) {
   return even;
 }
 
-Bytes part(const Bytes& whole, const std::vector<int64_t>& shares, size_t index, size_t row) {
+Bytes part(const Bytes& array, const std::vector<int64_t>& shares, size_t index, size_t row) {
   int64_t begin = 0;
   for (size_t i = 0; i < index; ++i) begin += shares[i];
-  const auto from = whole.begin() + begin * static_cast<int64_t>(row);
+  const auto from = array.begin() + begin * static_cast<int64_t>(row);
   return Bytes(from, from + shares[index] * static_cast<int64_t>(row));
 }
 
@@ -262,26 +262,27 @@ Bytes Plan::expected(size_t member, size_t array) const {
 
 std::unique_ptr<TestRequest> Plan::request(size_t member) const {
   const Twist spoiled = member == offender ? twist : Twist::kNone;
-  auto made = std::make_unique<TestRequest>(spec_text(*this, spoiled));
+  auto test_request = std::make_unique<TestRequest>(spec_text(*this, spoiled));
   for (size_t i = 0; i < arrays(); ++i) {
     std::vector<int64_t> dims = dims_of(*this, member, i);
     // A dtype or collective of another size needs other arrays; which ones does not matter.
     if (spoiled == Twist::kShape) dims.push_back(2);
     size_t elements = 1;
     for (int64_t dim : dims) elements *= static_cast<size_t>(dim);
-    Bytes bytes(elements * made->element_size());
+    Bytes bytes(elements * test_request->element_size());
     if (spoiled == Twist::kNone) bytes = input(member, i);
     size_t output_bytes = bytes.size();
     if (collective == Collective::kReducescatter && spoiled == Twist::kNone)
       output_bytes = static_cast<size_t>(shares(*this, member, i)[member]) * row_bytes(*this, i);
-    made->add(bytes, dims, where, output_bytes, seed % 4);
+    test_request->add(bytes, dims, where, output_bytes, seed % 4);
   }
   if (spoiled == Twist::kCount)
-    made->add(Bytes(made->element_size()), {1}, where, made->element_size());
-  if (arrays() > 0) made->splits = splits[member];
-  if (spoiled == Twist::kSplits) made->splits.assign(ranks(), rows[member][0] + 1);
-  if (gpus > 0) made->gpu = OnGpu{members[member] % gpus, nullptr, nullptr};
-  return made;
+    test_request->add(Bytes(test_request->element_size()), {1}, where,
+                      test_request->element_size());
+  if (arrays() > 0) test_request->splits = splits[member];
+  if (spoiled == Twist::kSplits) test_request->splits.assign(ranks(), rows[member][0] + 1);
+  if (gpus > 0) test_request->gpu = OnGpu{members[member] % gpus, nullptr, nullptr};
+  return test_request;
 }
 
 void run_plan(const Plan& plan, int rank, Engine& engine) {
@@ -296,25 +297,25 @@ void run_plan(const Plan& plan, int rank, Engine& engine) {
   } else {
     status = engine.run(*request);
   }
-  const std::string what = plan.describe();
+  const std::string description = plan.describe();
   if (plan.twist != Twist::kNone) {
     if (status.code() != RINGAR_MISMATCH)
-      fail(__FILE__, __LINE__, what + ": no mismatch, but: " + status.message());
+      fail(__FILE__, __LINE__, description + ": no mismatch, but: " + status.message());
     EXPECT_CONTAINS(status.message(), "rank " + std::to_string(rank) + " | ");
-    std::vector<int> others = plan.members;
-    others.erase(others.begin() + static_cast<std::ptrdiff_t>(plan.offender));
-    EXPECT_CONTAINS(status.message(), "\n  " + ranks_in_short(others));
+    std::vector<int> peers = plan.members;
+    peers.erase(peers.begin() + static_cast<std::ptrdiff_t>(plan.offender));
+    EXPECT_CONTAINS(status.message(), "\n  " + ranks_in_short(peers));
     EXPECT_CONTAINS(status.message(),
                     "\n  rank " + std::to_string(plan.members[plan.offender]) + ": ");
     return;
   }
   if (status.ok() && plan.gpus > 0) status = engine.synchronize_gpu();
-  if (!status.ok()) fail(__FILE__, __LINE__, what + " failed: " + status.message());
+  if (!status.ok()) fail(__FILE__, __LINE__, description + " failed: " + status.message());
   for (size_t i = 0; i < plan.arrays(); ++i) {
     const int64_t at = first_difference(plan.dtype, request->output(i), plan.expected(member, i));
     if (at >= 0)
       fail(__FILE__, __LINE__,
-           what + ": array " + std::to_string(i) + " differs at " + std::to_string(at));
+           description + ": array " + std::to_string(i) + " differs at " + std::to_string(at));
     if (plan.where != Output::kInPlace) EXPECT(request->input_is_untouched(i));
   }
 }

@@ -15,7 +15,7 @@ namespace ringar::test {
 
 using Dims = std::vector<int64_t>;
 
-struct What {
+struct Envelope {
   std::string name;
   std::string dtype = "float32";
   int set = 0;
@@ -35,7 +35,7 @@ inline size_t elements(const Dims& dims) {
 
 class Send : public TestRequest {
  public:
-  explicit Send(int to, const What& what = {}) : TestRequest(what.spec("send", to)) {}
+  explicit Send(int to, const Envelope& envelope = {}) : TestRequest(envelope.spec("send", to)) {}
   Send& with(const Dims& dims, uint64_t seed = 0) {
     const Bytes bytes = random_bytes(spec.dtype, elements(dims), seed);
     add(bytes, dims, Output::kApart, 0);
@@ -46,7 +46,8 @@ class Send : public TestRequest {
 
 class Recv : public TestRequest {
  public:
-  explicit Recv(int from, const What& what = {}) : TestRequest(what.spec("recv", from)) {}
+  explicit Recv(int from, const Envelope& envelope = {})
+      : TestRequest(envelope.spec("recv", from)) {}
   Recv& of(const Dims& dims) {
     tensors.push_back({nullptr, nullptr, Shape(static_cast<int>(dims.size()), [&](int i) {
                          return dims[static_cast<size_t>(i)];

@@ -60,13 +60,13 @@ class Job {
 
   Rank rank(int r) const {
     const int32_t host = hosts_[static_cast<size_t>(r)];
-    const auto here = static_cast<int>(std::count(hosts_.begin(), hosts_.end(), host));
+    const auto local_size = static_cast<int>(std::count(hosts_.begin(), hosts_.end(), host));
     const auto place = static_cast<int>(std::count(hosts_.begin(), hosts_.begin() + r, host));
     ringar_config config{};
     config.rank = r;
     config.size = size();
     config.local_rank = place;
-    config.local_size = here;
+    config.local_size = local_size;
     config.cross_rank = host;
     config.cross_size = static_cast<int>(fds_.size());
     config.segment_fd = fds_[static_cast<size_t>(host)];
@@ -110,6 +110,12 @@ std::string run(const Body& body, Rank rank) {
 }
 
 }  // namespace
+
+std::unique_ptr<Engine> Rank::start() const {
+  auto instance = engine();
+  EXPECT_OK(instance->start());
+  return instance;
+}
 
 void Rank::await(int place, int value) const {
   while (notes[place].load() < value) {

@@ -38,6 +38,8 @@ struct Rank {
   std::unique_ptr<Engine> engine() const {
     return std::make_unique<Engine>(config, mesh ? mesh->open(rank) : nullptr);
   }
+  // Starts an engine; fails if it does not start.
+  std::unique_ptr<Engine> start() const;
 
   // Waits until `value` has been noted at `place` (by add); fails if another rank has.
   void await(int place, int value) const;

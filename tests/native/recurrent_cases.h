@@ -8,27 +8,22 @@
 #include <string>
 
 #include "check.h"
+#include "kernel_levels.h"
 #include "recurrent_reference.h"
 #include "scan/recurrent_levels.h"
 
 namespace ringar::test {
 
-struct Recurrent {
-  const char* name;
-  const RecurrentLevel* kernels;
-};
+using Recurrent = KernelLevel<RecurrentLevel>;
 
 // Those that this machine can run.
 inline std::vector<Recurrent> recurrent_levels() {
-  std::vector<Recurrent> found{{"baseline", &recurrent_baseline}};
+  std::vector<Recurrent> list{{"baseline", &recurrent_baseline}};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    found.push_back({"avx2", &recurrent_avx2});
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    found.push_back({"avx512", &recurrent_avx512});
+  if (has_avx2()) list.push_back({"avx2", &recurrent_avx2});
+  if (has_avx512()) list.push_back({"avx512", &recurrent_avx512});
 #endif
-  return found;
+  return list;
 }
 
 template <typename Cell>
@@ -86,30 +81,30 @@ template <typename T>
 constexpr double kTolerance = std::is_same_v<T, float> ? 1e-4 : 1e-11;
 
 template <typename T, typename W>
-void expect_close(const std::vector<T>& received, const std::vector<W>& wanted,
-                  const std::string& what, double tolerance = kTolerance<T>) {
-  EXPECT_EQ(received.size(), wanted.size());
+void expect_close(const std::vector<T>& received, const std::vector<W>& expected,
+                  const std::string& name, double tolerance = kTolerance<T>) {
+  EXPECT_EQ(received.size(), expected.size());
   double largest = 1;
   // No fmax: g++ 12.2 for aarch64 breaks down over it.
-  for (W w : wanted) largest = std::max(largest, std::fabs(static_cast<double>(w)));
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    const double error = static_cast<double>(received[i]) - static_cast<double>(wanted[i]);
+  for (W w : expected) largest = std::max(largest, std::fabs(static_cast<double>(w)));
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double error = static_cast<double>(received[i]) - static_cast<double>(expected[i]);
     if (!(std::fabs(error) <= tolerance * largest))
       fail(__FILE__, __LINE__,
-           what + ": [" + show(i) + "] expected " + show(wanted[i]) + ", received " +
+           name + ": [" + show(i) + "] expected " + show(expected[i]) + ", received " +
                show(received[i]));
   }
 }
 
 // All gradients of `received`, but for those with respect to h0.
 template <typename P, typename Q>
-void expect_same_gradients(const P& received, const Q& wanted, const std::string& what) {
+void expect_same_gradients(const P& received, const Q& expected, const std::string& name) {
   if (received.layer.d_inputs)
-    expect_close(received.d_inputs, wanted.d_inputs, what + ", d_inputs");
-  expect_close(received.d_kernel, wanted.d_kernel, what + ", d_kernel");
-  expect_close(received.d_bias, wanted.d_bias, what + ", d_bias");
-  expect_close(received.d_recurrent, wanted.d_recurrent, what + ", d_recurrent");
-  expect_close(received.d_recurrent_bias, wanted.d_recurrent_bias, what + ", d_recurrent_bias");
+    expect_close(received.d_inputs, expected.d_inputs, name + ", d_inputs");
+  expect_close(received.d_kernel, expected.d_kernel, name + ", d_kernel");
+  expect_close(received.d_bias, expected.d_bias, name + ", d_bias");
+  expect_close(received.d_recurrent, expected.d_recurrent, name + ", d_recurrent");
+  expect_close(received.d_recurrent_bias, expected.d_recurrent_bias, name + ", d_recurrent_bias");
 }
 
 // Of the examples [first, last).

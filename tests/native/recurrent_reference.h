@@ -68,7 +68,7 @@ struct Problem {
 
   Layer layer;
   int64_t units;
-  std::vector<T> inputs, kernel, bias, h0, recurrent, recurrent_bias, d_states, d_last, h, kept;
+  std::vector<T> inputs, kernel, bias, h0, recurrent, recurrent_bias, d_states, d_last, h, cache;
   std::vector<uint8_t> mask;
   std::vector<T> d_inputs, d_kernel, d_bias, d_h0, d_recurrent, d_recurrent_bias;
 
@@ -87,7 +87,7 @@ struct Problem {
     if (layer.d_last) d_last = random_numbers<T>(layer.shape.batch * kStates * n, 1.0, 6);
     mask = random_mask(layer);
     h.assign(static_cast<size_t>(rows * n), kUnwritten);
-    kept.assign(static_cast<size_t>(rows * CellOf<Cell>::kKept * n), kUnwritten);
+    cache.assign(static_cast<size_t>(rows * CellOf<Cell>::kKept * n), kUnwritten);
     forget_gradients();
   }
 
@@ -110,11 +110,11 @@ struct Problem {
     else if constexpr (kGates == 3)
       return {layer.shape, layer.activation, layer.recurrent_activation, projection,
               h0.data(),   recurrent.data(), or_null(recurrent_bias),    or_null(mask),
-              h.data(),    kept.data()};
+              h.data(),    cache.data()};
     else
       return {layer.shape,   layer.activation, layer.recurrent_activation,
               projection,    h0.data(),        recurrent.data(),
-              or_null(mask), h.data(),         kept.data()};
+              or_null(mask), h.data(),         cache.data()};
   }
   Backward<T> backward(std::vector<T>& sums) {
     return {or_null(d_states), or_null(d_last), or_null(d_inputs), d_h0.data(), sums.data()};

@@ -124,10 +124,10 @@ uint16_t to_bfloat(float value) {
   if (std::isinf(value)) return static_cast<uint16_t>(bits_of(value) >> 16);
   // Beyond the largest number the conversion gives an infinity, as it should.
   const double x = round_to(value, 8, -126);
-  const float narrow = std::fabs(x) >= std::ldexp(1.0, 128)
-                           ? std::copysign(std::numeric_limits<float>::infinity(), value)
-                           : static_cast<float>(x);
-  return static_cast<uint16_t>(bits_of(std::copysign(narrow, value)) >> 16);
+  const float magnitude = std::fabs(x) >= std::ldexp(1.0, 128)
+                              ? std::copysign(std::numeric_limits<float>::infinity(), value)
+                              : static_cast<float>(x);
+  return static_cast<uint16_t>(bits_of(std::copysign(magnitude, value)) >> 16);
 }
 
 Bytes reduced(DataType dtype, ReduceOp op, const std::vector<Bytes>& terms, double pre,

@@ -69,7 +69,7 @@ Bytes TestRequest::output(size_t index) const {
 
 bool TestRequest::input_is_untouched(size_t index) const {
   const Array& array = arrays_[index];
-  return std::equal(array.given.begin(), array.given.end(),
+  return std::equal(array.source.begin(), array.source.end(),
                     array.memory.begin() + static_cast<std::ptrdiff_t>(array.begin));
 }
 
@@ -99,9 +99,9 @@ uint64_t bits_of(DataType dtype, double value) {
     std::memcpy(&bits, &value, sizeof value);
     return bits;
   }
-  const float narrow = static_cast<float>(value);
+  const float fp32 = static_cast<float>(value);
   uint32_t word;
-  std::memcpy(&word, &narrow, sizeof word);
+  std::memcpy(&word, &fp32, sizeof word);
   if (dtype == DataType::kFloat32) return word;
   if (dtype == DataType::kBfloat16) return word >> 16;
   // [0.5, 2) is normal in float16: the exponent's bias is smaller by 112.

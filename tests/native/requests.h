@@ -53,7 +53,7 @@ class TestRequest : private OwnedSpec, public Request {
 
  private:
   struct Array {
-    Bytes given;
+    Bytes source;
     Bytes memory;  // of the input, with room before it
     size_t begin;
     Bytes output;

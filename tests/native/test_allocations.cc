@@ -32,10 +32,10 @@ namespace {
 class Repeated : public Request {
  public:
   Repeated(const Spec& spec, Bytes& memory, int arrays) : Request(spec) {
-    const auto each = static_cast<int64_t>(memory.size() / size_t(arrays) / sizeof(float));
+    const auto length = static_cast<int64_t>(memory.size() / size_t(arrays) / sizeof(float));
     for (int i = 0; i < arrays; ++i) {
-      std::byte* at = memory.data() + static_cast<size_t>(i * each) * sizeof(float);
-      tensors.push_back({at, at, Shape(1, [&](int) { return each; })});
+      std::byte* at = memory.data() + static_cast<size_t>(i * length) * sizeof(float);
+      tensors.push_back({at, at, Shape(1, [&](int) { return length; })});
     }
   }
   std::byte* allocate(size_t, int64_t) override { return nullptr; }
@@ -56,8 +56,7 @@ class Repeated : public Request {
 TEST(engine_allocates_nothing_in_the_steady_state) {
   skip_if_emulated("waits last so long that ranks look after each other, which allocates");
   on_processes(2, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     for (const char* text : {"allreduce dtype=float32 op=sum root=0 set=0 prescale=1 postscale=0.5 "
                              "name=a name that is longer than a short string holds by itself",
                              "broadcast dtype=float32 root=0 set=0 name=b"})
@@ -70,11 +69,11 @@ TEST(engine_allocates_nothing_in_the_steady_state) {
         int without = 0;
         for (int step = 0; step < 30; ++step) {
           const int64_t before = allocations.load();
-          engine.submit(&first);
-          engine.submit(&second);
+          engine->submit(&first);
+          engine->submit(&second);
           first.wait();
           second.wait();
-          EXPECT_OK(engine.run(first));
+          EXPECT_OK(engine->run(first));
           without += allocations.load() == before;
         }
         EXPECT(without >= 3);

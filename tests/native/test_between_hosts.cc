@@ -14,17 +14,11 @@
 namespace ringar::test {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kPlans = 25;
-constexpr int64_t kLarge = 100'000;
-#else
-constexpr int kPlans = 80;
-constexpr int64_t kLarge = 600'000;
-#endif
+constexpr int kPlans = kSanitized ? 25 : 80;
+constexpr int64_t kLarge = kSanitized ? 100'000 : 600'000;
 
 void run_random_plans(const Rank& me, uint64_t seed, size_t largest) {
-  const auto engine = me.engine();
-  EXPECT_OK(engine->start());
+  const auto engine = me.start();
   for (int i = 0; i < kPlans; ++i)
     run_plan(random_plan_between_hosts(seed * 1000 + static_cast<uint64_t>(i), all_ranks(me.size),
                                        0, largest),
@@ -72,8 +66,7 @@ TEST(between_hosts_of_threads) {
 TEST(between_hosts_large_arrays) {
   for (const Hosts& hosts : {Hosts{{1, 1, 1}}, Hosts{{2, 2}}, Hosts{{2, 1, 2}}})
     on_processes(hosts, [](Rank& me) {
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       for (const char* options :
            {"", "wire=bfloat16 ", "algorithm=ring ", "algorithm=halving_doubling ",
             "algorithm=halving_doubling wire=float16 ", "algorithm=hierarchical "})
@@ -103,8 +96,7 @@ TEST(between_hosts_halving_and_doubling_in_rails) {
       me.config.recursive_doubling_bytes = short_arrays.data();
       me.config.halving_doubling_bytes = all_others.data();
       me.config.recursive_doubling_count = static_cast<int32_t>(short_arrays.size());
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       for (const char* options : {"", "wire=bfloat16 ", "algorithm=hierarchical "})
         for (int64_t elements : {17, 1001, static_cast<int>(kLarge)}) {
           Plan plan = random_plan_between_hosts(8, all_ranks(me.size), 0, 64);
@@ -131,18 +123,17 @@ float tree_sum(const std::vector<float>& of_ranks, int r, int segment, int fewes
   std::vector<int> edges{n};
   while (edges.back() > fewest) edges.push_back((edges.back() + 1) / 2);
   if (edges.size() == 1) return of_ranks[static_cast<size_t>(r)];
-  const int more = edges[edges.size() - 2], fewer = edges.back();
-  const float own = tree_sum(of_ranks, r, segment, more);
-  if ((segment - r + n) % n >= more - fewer) return own;
-  return own + tree_sum(of_ranks, (r - fewer + n) % n, segment, more);
+  const int segments = edges[edges.size() - 2], half = edges.back();
+  const float sum = tree_sum(of_ranks, r, segment, segments);
+  if ((segment - r + n) % n >= segments - half) return sum;
+  return sum + tree_sum(of_ranks, (r - half + n) % n, segment, segments);
 }
 
 // Numbers whose sum depends on the order of additions, in segments of 16 each, and some blocks.
 TEST(between_hosts_halving_and_doubling_adds_in_a_fixed_order) {
   for (size_t hosts : {2, 3, 4, 5, 6, 7, 8, 9})
     on_processes(Hosts{std::vector<int>(hosts, 1)}, [](Rank& me) {
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       const auto n = static_cast<size_t>(me.size);
       const size_t elements = 16 * n - 3;
       const auto value = [](size_t rank, size_t i) {
@@ -171,15 +162,14 @@ TEST(between_hosts_halving_and_doubling_adds_in_a_fixed_order) {
 // Ranks of one host, of which one wants the link and the other does not: both learn it there.
 TEST(between_hosts_ranks_of_one_host_that_disagree_on_the_link) {
   on_processes(Hosts{{2, 1}}, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     int id = -1;
     EXPECT_OK(engine->add_process_set({0, 1}, &id));
     for (const char* algorithm : {"ring", "recursive_doubling", "halving_doubling"}) {
       if (me.rank == 2) continue;
-      const std::string wanted = me.rank == 0 ? "algorithm=" + std::string(algorithm) + " " : "";
+      const std::string prefix = me.rank == 0 ? "algorithm=" + std::string(algorithm) + " " : "";
       TestRequest request("allreduce dtype=float32 op=sum set=" + std::to_string(id) + " " +
-                          wanted + "name=flat");
+                          prefix + "name=flat");
       add_ones(request, me.rank, 1000);
       const Status status = engine->run(request);
       EXPECT_EQ(status.code(), RINGAR_MISMATCH);
@@ -192,8 +182,7 @@ TEST(between_hosts_ranks_of_one_host_that_disagree_on_the_link) {
 // Sets within a host, across hosts, of one rank, in any order.
 TEST(between_hosts_process_sets) {
   on_processes(Hosts{{2, 1, 2}}, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const std::vector<std::vector<int>> sets{{0, 1}, {4, 0, 2}, {3}, {1, 3}, {4, 3, 2, 1, 0}};
     std::vector<int> ids;
     for (const auto& set : sets) {
@@ -201,8 +190,8 @@ TEST(between_hosts_process_sets) {
       EXPECT_OK(engine->add_process_set(set, &ids.back()));
     }
     for (uint64_t seed = 0; seed < 60; ++seed) {
-      const size_t which = seed % sets.size();
-      run_plan(random_plan_between_hosts(9000 + seed, sets[which], ids[which], 200'000), me.rank,
+      const size_t index = seed % sets.size();
+      run_plan(random_plan_between_hosts(9000 + seed, sets[index], ids[index], 200'000), me.rank,
                *engine);
     }
     for (int id : ids) EXPECT_OK(engine->remove_process_set(id));
@@ -212,8 +201,7 @@ TEST(between_hosts_process_sets) {
 // float32 that is not exact in 16 bits: within what one rounding per hop may do.
 TEST(between_hosts_compressed_sums_are_near) {
   on_processes(Hosts{{2, 2, 1}}, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (const char* wire : {"float16", "bfloat16"})
       for (size_t elements : {100, 300'000}) {
         TestRequest request("allreduce dtype=float32 op=sum wire=" + std::string(wire) +
@@ -259,8 +247,7 @@ void expect_names(const std::string& failure, int rank) {
 TEST(between_hosts_a_late_rank_is_named) {
   on_processes(Hosts{{2, 1, 1}}, [](Rank& me) {
     me.config.deadline = 2.5;
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     if (me.rank == 2)
       me.await(0, 3);
     else
@@ -272,8 +259,7 @@ TEST(between_hosts_a_late_rank_is_named) {
 
 TEST(between_hosts_a_rank_that_leaves) {
   on_processes(Hosts{{1, 2}}, [](Rank& me) {
-    auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    auto engine = me.start();
     TestRequest request(allreduce_spec("fine"));
     add_ones(request, me.rank, 1000);
     EXPECT_OK(engine->run(request));
@@ -289,8 +275,7 @@ TEST(between_hosts_a_rank_that_leaves) {
 // Leaving is no failure for those who still wait for what others have sent.
 TEST(between_hosts_ranks_leave_one_after_the_other) {
   on_processes(Hosts{{1, 1, 1, 1}}, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     // Small: the root is done as soon as it has sent.
     TestRequest request("broadcast dtype=float32 root=0 name=all");
     const Bytes bytes(4 * 1000, std::byte{static_cast<unsigned char>(me.rank)});
@@ -306,8 +291,7 @@ TEST(between_hosts_ranks_leave_one_after_the_other) {
 // Its host sees a rank die, or its connection end, and tells the others.
 TEST(between_hosts_a_rank_that_dies) {
   const std::vector<Ending> all = endings(Hosts{{2, 2}}, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     if (me.rank == 3) raise(SIGKILL);
     EXPECT_CONTAINS(failure_of(*engine, me.rank), "but rank 3 ");
     me.add(0);
@@ -319,8 +303,7 @@ TEST(between_hosts_a_rank_that_dies) {
 
 TEST(between_hosts_a_rank_without_memory_for_its_output) {
   on_processes(Hosts{{1, 1}}, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     TestRequest request("allgather dtype=float32 name=rows");
     request.refuse_memory = me.rank == 1;
     request.add(Bytes(4000), {1000}, Output::kAllocated, 0);

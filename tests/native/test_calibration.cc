@@ -2,14 +2,12 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
 
 #include "check.h"
 #include "engine/calibration.h"
-#include "engine/copy.h"
 #include "engine/timeline.h"
 #include "plans.h"
 #include "ranks.h"
@@ -55,25 +53,12 @@ TEST(calibration_finds_nothing_in_too_few_rounds) {
   EXPECT(!least_that_gains(kSizes, {{}, {}, {}}).has_value());
 }
 
-TEST(copy_past_caches_copies) {
-  for (size_t bytes : {0, 1, 63, 64, 65, 127, 1000, 8192, 70'001})
-    for (size_t from_offset : {0, 1, 16, 63})
-      for (size_t to_offset : {0, 1, 16, 63}) {
-        const Bytes from = random_bytes(DataType::kUint8, bytes + 64, bytes);
-        Bytes to(bytes + 128, std::byte{0x5a}), expected = to;
-        std::memcpy(expected.data() + to_offset, from.data() + from_offset, bytes);
-        copy_past_caches(to.data() + to_offset, from.data() + from_offset, bytes);
-        EXPECT(to == expected);
-      }
-}
-
 // Every size from which on they are stored so, of arrays in place, apart, and apart on one rank.
 TEST(calibration_changes_no_bit) {
   on_threads(3, [](Rank& me) {
     me.config.past_caches_bytes = 1;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
-    EXPECT_EQ(engine.past_caches_bytes(), size_t{1});
+    const auto engine = me.start();
+    EXPECT_EQ(engine->past_caches_bytes(), size_t{1});
     for (uint64_t seed = 0; seed < 8; ++seed) {
       Plan plan = random_plan(900 + seed, all_ranks(me.size), 0, 64);
       plan.collective = Collective::kAllreduce;
@@ -86,7 +71,7 @@ TEST(calibration_changes_no_bit) {
       plan.tails = {{}, {}};
       plan.rows.assign(3, {7, 100'001});
       plan.splits.assign(3, {});
-      run_plan(plan, me.rank, engine);
+      run_plan(plan, me.rank, *engine);
     }
   });
 }
@@ -94,15 +79,14 @@ TEST(calibration_changes_no_bit) {
 TEST(calibration_of_rank_0_counts) {
   on_threads(3, [](Rank& me) {
     me.config.past_caches_bytes = me.rank == 0 ? 12345 : me.rank == 1 ? 0 : RINGAR_CALIBRATE;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
-    EXPECT_EQ(engine.past_caches_bytes(), size_t{12345});
-    EXPECT(!engine.has_calibrated());
+    const auto engine = me.start();
+    EXPECT_EQ(engine->past_caches_bytes(), size_t{12345});
+    EXPECT(!engine->has_calibrated());
     int set = -1;
-    EXPECT_OK(engine.add_process_set({0, 2}, &set));
+    EXPECT_OK(engine->add_process_set({0, 2}, &set));
     if (me.rank != 1)
-      EXPECT(engine.process_set(set)->stores_past_caches(12345) &&
-             !engine.process_set(set)->stores_past_caches(12344));
+      EXPECT(engine->process_set(set)->stores_past_caches(12345) &&
+             !engine->process_set(set)->stores_past_caches(12344));
   });
 }
 
@@ -110,9 +94,8 @@ TEST(calibration_is_overridden_by_the_environment) {
   on_processes(2, [](Rank& me) {
     setenv("RINGAR_TUNING", "past=4096", 1);
     me.config.past_caches_bytes = 8192;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
-    EXPECT_EQ(engine.past_caches_bytes(), size_t{4096});
+    const auto engine = me.start();
+    EXPECT_EQ(engine->past_caches_bytes(), size_t{4096});
   });
 }
 
@@ -121,30 +104,29 @@ TEST(calibration_is_the_same_on_all_ranks) {
   for (int size : {2, 3})
     on_processes(size, [](Rank& me) {
       me.config.past_caches_bytes = me.rank == 0 ? RINGAR_CALIBRATE : 0;
-      Engine engine(me.config);
-      EXPECT_OK(engine.start());
+      const auto engine = me.start();
       // Ranks that share cores, or run under a sanitizer, may have too little time to find any.
-      const size_t found = engine.past_caches_bytes();
-      if (!engine.has_calibrated()) EXPECT_EQ(found, kNever);
-      if (found != kNever)
-        EXPECT(found >= 8 * kMiB / static_cast<size_t>(me.size) - 64 && found <= 16 * kMiB);
-      me.notes[1 + me.rank].store(static_cast<int>(found / 64));
+      const size_t bytes = engine->past_caches_bytes();
+      if (!engine->has_calibrated()) EXPECT_EQ(bytes, kNever);
+      if (bytes != kNever)
+        EXPECT(bytes >= 8 * kMiB / static_cast<size_t>(me.size) - 64 && bytes <= 16 * kMiB);
+      me.notes[1 + me.rank].store(static_cast<int>(bytes / 64));
       me.meet(0);
       for (int r = 0; r < me.size; ++r)
-        EXPECT_EQ(me.notes[1 + r].load(), static_cast<int>(found / 64));
+        EXPECT_EQ(me.notes[1 + r].load(), static_cast<int>(bytes / 64));
       for (uint64_t seed = 0; seed < 4; ++seed)
-        run_plan(random_plan(50 + seed, all_ranks(me.size), 0, 300'000), me.rank, engine);
+        run_plan(random_plan(50 + seed, all_ranks(me.size), 0, 300'000), me.rank, *engine);
     });
 }
 
 // Messages take a while to hosts far apart, however short they are.
 class FarLink : public Link {
  public:
-  FarLink(std::unique_ptr<Link> near, double seconds, std::atomic<int>& sent)
-      : near_(std::move(near)), seconds_(seconds), sent_(sent) {}
+  FarLink(std::unique_ptr<Link> near, double seconds, std::atomic<int>& sends)
+      : near_(std::move(near)), seconds_(seconds), sends_(sends) {}
 
   Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) override {
-    ++sent_;
+    ++sends_;
     return begin(handle, 0, [&](int* near) { return near_->send(to, tag, data, bytes, near); });
   }
   Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
@@ -159,8 +141,8 @@ class FarLink : public Link {
     if (!transfer.come)
       transfer.status = near_->poll(transfer.near, &transfer.come, &transfer.from);
     const auto now = static_cast<double>(monotonic_ns());
-    if (transfer.come && transfer.due == 0) transfer.due = now + transfer.seconds * 1e9;
-    *done = transfer.come && now >= transfer.due;
+    if (transfer.come && transfer.deadline == 0) transfer.deadline = now + transfer.seconds * 1e9;
+    *done = transfer.come && now >= transfer.deadline;
     if (from) *from = transfer.from;
     return *done ? transfer.status : Status();
   }
@@ -170,7 +152,7 @@ class FarLink : public Link {
     double seconds;  // after it has come
     int near = -1, from = -1;
     bool come = false;
-    double due = 0;
+    double deadline = 0;
     Status status{};
   };
 
@@ -183,30 +165,29 @@ class FarLink : public Link {
 
   const std::unique_ptr<Link> near_;
   const double seconds_;
-  std::atomic<int>& sent_;
+  std::atomic<int>& sends_;
   std::mutex mutex_;
   std::deque<Transfer> transfers_;
 };
 
 // The start of a job must not take a hundred times as long as a message.
 TEST(calibration_between_hosts_far_apart_is_short) {
-  std::atomic<int> sent{0};
+  std::atomic<int> sends{0};
   on_threads(Hosts{{1, 1}}, [&](Rank& me) {
     me.config.recursive_doubling_count = 0;  // nothing is known of the network
-    Engine engine(me.config, std::make_unique<FarLink>(me.mesh->open(me.rank), 0.04, sent));
+    Engine engine(me.config, std::make_unique<FarLink>(me.mesh->open(me.rank), 0.04, sends));
     EXPECT_OK(engine.start());
   });
-  EXPECT(sent.load() < 160);
+  EXPECT(sends.load() < 160);
 }
 
 // One rank alone calibrates nothing, however it was asked.
 TEST(calibration_needs_two_ranks) {
   on_threads(1, [](Rank& me) {
     me.config.past_caches_bytes = RINGAR_CALIBRATE;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
-    EXPECT(!engine.has_calibrated());
-    EXPECT_EQ(engine.past_caches_bytes(), kNever);
+    const auto engine = me.start();
+    EXPECT(!engine->has_calibrated());
+    EXPECT_EQ(engine->past_caches_bytes(), kNever);
   });
 }
 

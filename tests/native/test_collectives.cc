@@ -14,20 +14,14 @@
 namespace ringar::test {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kPlans = 40;
-constexpr int64_t kManyBlocks = 1 << 20;  // elements
-#else
-constexpr int kPlans = 150;
-constexpr int64_t kManyBlocks = 4 << 20;
-#endif
+constexpr int kPlans = kSanitized ? 40 : 150;
+constexpr int64_t kManyBlocks = kSanitized ? 1 << 20 : 4 << 20;  // elements
 
 void run_random_plans(const Rank& me, uint64_t seed, size_t largest) {
-  Engine engine(me.config);
-  EXPECT_OK(engine.start());
+  const auto engine = me.start();
   for (int i = 0; i < kPlans; ++i)
     run_plan(random_plan(seed * 1000 + static_cast<uint64_t>(i), all_ranks(me.size), 0, largest),
-             me.rank, engine);
+             me.rank, *engine);
 }
 
 TEST(collectives_of_processes) {
@@ -48,18 +42,16 @@ TEST(collectives_of_threads) {
 TEST(collectives_of_many_ranks) {
   for (int size : {16, 33, 64})
     on_processes(size, [](Rank& me) {
-      Engine engine(me.config);
-      EXPECT_OK(engine.start());
+      const auto engine = me.start();
       for (uint64_t seed = 0; seed < 8; ++seed)
-        run_plan(random_plan(7000 + seed, all_ranks(me.size), 0, 100'000), me.rank, engine);
+        run_plan(random_plan(7000 + seed, all_ranks(me.size), 0, 100'000), me.rank, *engine);
     });
 }
 
 // The sizes at which an algorithm changes its way: one exchange or blocks, one block or two.
 TEST(collectives_at_the_edges_of_their_sizes) {
   on_threads(3, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     const Tuning tuning = tuning_for(3);
     const size_t slice = tuning.slice_bytes;
     uint64_t seed = 0;
@@ -79,7 +71,7 @@ TEST(collectives_at_the_edges_of_their_sizes) {
           plan.tails = {{}};
           plan.rows.assign(3, {(static_cast<int64_t>(edge) + near) / 4});
           plan.splits.assign(3, {});
-          run_plan(plan, me.rank, engine);
+          run_plan(plan, me.rank, *engine);
         }
   });
 }
@@ -87,8 +79,7 @@ TEST(collectives_at_the_edges_of_their_sizes) {
 // Many blocks, in place on all ranks, on none, and on one alone.
 TEST(collectives_of_many_blocks) {
   on_processes(3, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     for (int64_t elements : {kManyBlocks - 1, kManyBlocks + 1})
       for (int in_place : {-1, 0, 1}) {
         Plan plan = random_plan(static_cast<uint64_t>(elements), all_ranks(me.size), 0, 64);
@@ -101,29 +92,28 @@ TEST(collectives_of_many_blocks) {
         plan.tails = {{}, {}};
         plan.rows.assign(3, {7, elements - 7});
         plan.splits.assign(3, {});
-        run_plan(plan, me.rank, engine);
+        run_plan(plan, me.rank, *engine);
       }
   });
 }
 
 void run_process_sets(const Rank& me) {
-  Engine engine(me.config);
-  EXPECT_OK(engine.start());
+  const auto engine = me.start();
   const std::vector<std::vector<int>> sets{{3, 1}, {0, 2, 1}, {2}, {1, 3}, {0, 1, 2, 3}};
   std::vector<int> ids;
   for (const auto& set : sets) {
     int id = -1;
-    EXPECT_OK(engine.add_process_set(set, &id));
+    EXPECT_OK(engine->add_process_set(set, &id));
     ids.push_back(id);
   }
   for (uint64_t i = 0; i < 60; ++i) {
     const size_t set = i % sets.size();
-    run_plan(random_plan(900 + i, sets[set], ids[set], 200'000), me.rank, engine);
+    run_plan(random_plan(900 + i, sets[set], ids[set], 200'000), me.rank, *engine);
   }
-  for (size_t set : {1u, 0u}) EXPECT_OK(engine.remove_process_set(ids[set]));
+  for (size_t set : {1u, 0u}) EXPECT_OK(engine->remove_process_set(ids[set]));
   for (uint64_t i = 0; i < 30; ++i) {
     const size_t set = 2 + i % 3;
-    run_plan(random_plan(1900 + i, sets[set], ids[set], 200'000), me.rank, engine);
+    run_plan(random_plan(1900 + i, sets[set], ids[set], 200'000), me.rank, *engine);
   }
 }
 
@@ -136,13 +126,12 @@ TEST(collectives_of_process_sets_as_threads) {
 
 TEST(process_sets_refuse_strangers_and_the_removed) {
   on_threads(3, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     int id = -1;
-    EXPECT_OK(engine.add_process_set({2, 0}, &id));
+    EXPECT_OK(engine->add_process_set({2, 0}, &id));
     const std::string spec = "barrier set=" + std::to_string(id) + " name=x";
     TestRequest member(spec);
-    const Status status = engine.run(member);
+    const Status status = engine->run(member);
     if (me.rank == 1) {
       EXPECT_EQ(status.code(), RINGAR_MISMATCH);
       EXPECT_CONTAINS(status.message(), "rank 1 | expected a member of process set 1");
@@ -150,27 +139,26 @@ TEST(process_sets_refuse_strangers_and_the_removed) {
     } else {
       EXPECT_OK(status);
     }
-    EXPECT_OK(engine.remove_process_set(id));
-    TestRequest late(spec);
-    const Status removed = engine.run(late);
+    EXPECT_OK(engine->remove_process_set(id));
+    TestRequest request(spec);
+    const Status removed = engine->run(request);
     EXPECT_EQ(removed.code(), RINGAR_MISMATCH);
     EXPECT_CONTAINS(removed.message(), "was never added or is removed");
-    EXPECT_EQ(engine.remove_process_set(id).code(), RINGAR_MISMATCH);
-    EXPECT_EQ(engine.remove_process_set(0).code(), RINGAR_MISMATCH);
+    EXPECT_EQ(engine->remove_process_set(id).code(), RINGAR_MISMATCH);
+    EXPECT_EQ(engine->remove_process_set(0).code(), RINGAR_MISMATCH);
   });
 }
 
 TEST(process_sets_must_be_the_same_on_all_ranks) {
   on_threads(2, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     int id = -1;
-    const Status status =
-        engine.add_process_set(me.rank == 0 ? std::vector<int>{0, 1} : std::vector<int>{1, 0}, &id);
+    const Status status = engine->add_process_set(
+        me.rank == 0 ? std::vector<int>{0, 1} : std::vector<int>{1, 0}, &id);
     EXPECT_EQ(status.code(), RINGAR_MISMATCH);
     EXPECT_CONTAINS(status.message(), "rank 0: add_process_set \"[0, 1]\"");
     EXPECT_CONTAINS(status.message(), "rank 1: add_process_set \"[1, 0]\"");
-    EXPECT_OK(engine.add_process_set({1, 0}, &id));
+    EXPECT_OK(engine->add_process_set({1, 0}, &id));
     EXPECT_EQ(id, 1);
   });
 }
@@ -178,13 +166,12 @@ TEST(process_sets_must_be_the_same_on_all_ranks) {
 // A removed set's memory is given back, and another set must not find traces in its own.
 TEST(process_sets_come_and_go) {
   on_processes(3, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     for (uint64_t i = 0; i < 25; ++i) {
       int id = -1;
-      EXPECT_OK(engine.add_process_set({2, 1, 0}, &id));
-      run_plan(random_plan(3000 + i, {2, 1, 0}, id, 100'000), me.rank, engine);
-      EXPECT_OK(engine.remove_process_set(id));
+      EXPECT_OK(engine->add_process_set({2, 1, 0}, &id));
+      run_plan(random_plan(3000 + i, {2, 1, 0}, id, 100'000), me.rank, *engine);
+      EXPECT_OK(engine->remove_process_set(id));
     }
   });
 }
@@ -192,18 +179,17 @@ TEST(process_sets_come_and_go) {
 // Recorded by all ranks at once, and started and stopped while they work.
 TEST(collectives_with_a_timeline) {
   on_threads(3, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     const std::string path = "/tmp/ringar-timeline-" + std::to_string(getpid());
     for (uint64_t i = 0; i < 20; ++i) {
       if (me.rank == 0 && i % 5 == 0) EXPECT_OK(Timeline::instance().start(path, 0));
-      run_plan(random_plan(7000 + i, all_ranks(me.size), 0, 100'000), me.rank, engine);
+      run_plan(random_plan(7000 + i, all_ranks(me.size), 0, 100'000), me.rank, *engine);
       if (me.rank == 1 && i % 7 == 0) Timeline::instance().stop();
     }
     me.meet(0);
     if (me.rank == 0) EXPECT_OK(Timeline::instance().start(path, 0));
     me.meet(1);
-    run_plan(random_plan(8000, all_ranks(me.size), 0, 100'000), me.rank, engine);
+    run_plan(random_plan(8000, all_ranks(me.size), 0, 100'000), me.rank, *engine);
     me.meet(2);
     if (me.rank != 0) return;
     Timeline::instance().stop();
@@ -218,10 +204,9 @@ TEST(collectives_with_a_timeline) {
 
 TEST(many_ranks) {
   on_processes(24, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     for (uint64_t i = 0; i < 12; ++i)
-      run_plan(random_plan(5000 + i, all_ranks(me.size), 0, 100'000), me.rank, engine);
+      run_plan(random_plan(5000 + i, all_ranks(me.size), 0, 100'000), me.rank, *engine);
   });
 }
 
@@ -241,12 +226,11 @@ TEST(start_and_stop_again_and_again) {
 
 TEST(many_small_collectives_in_a_row) {
   on_processes(2, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     for (int i = 0; i < 10'000; ++i) {
       TestRequest request(allreduce_spec("small"));
       add_ones(request, me.rank, 3);
-      EXPECT_OK(engine.run(request));
+      EXPECT_OK(engine->run(request));
       expect_sum_of_ranks(request, me.size);
     }
   });

@@ -47,15 +47,15 @@ TEST(clock_wait_ends_when_it_is_told) {
   timespec until{};
   clock_gettime(CLOCK_MONOTONIC, &until);
   until.tv_sec += 60;
-  bool told = false;
+  bool is_notified = false;
   pthread_mutex_lock(&condition.mutex);
   std::thread teller([&] {
     pthread_mutex_lock(&condition.mutex);
-    told = true;
+    is_notified = true;
     pthread_cond_signal(&condition.condition);
     pthread_mutex_unlock(&condition.mutex);
   });
-  while (!told) EXPECT_EQ(condition.wait(until), 0);
+  while (!is_notified) EXPECT_EQ(condition.wait(until), 0);
   pthread_mutex_unlock(&condition.mutex);
   teller.join();
   EXPECT(nanoseconds_until(until) > 0);

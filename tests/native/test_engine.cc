@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kShort = 3;
 constexpr size_t kLong = 400'000;  // elements: more than a caller's thread runs itself
 
-ringar_config alone() {
+ringar_config config_of_one() {
   ringar_config config{};
   config.size = config.local_size = config.cross_size = 1;
   config.segment_fd = -1;
@@ -34,7 +34,7 @@ std::unique_ptr<TestRequest> ones(const std::string& name, int rank, size_t elem
 }
 
 TEST(engine_keeps_the_order_of_each_thread) {
-  Engine engine(alone());
+  Engine engine(config_of_one());
   EXPECT_OK(engine.start());
   std::vector<std::thread> threads;
   std::atomic<int> disorder{0};
@@ -62,18 +62,17 @@ TEST(engine_keeps_the_order_of_each_thread) {
 // rank 0's engine thread is busy, since rank 1 does not come, when run() is called.
 TEST(engine_makes_a_caller_wait_for_what_came_before) {
   on_threads(2, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     if (me.rank == 1) {
       me.await(0, 1);
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     auto first = ones("first", me.rank, kLong), second = ones("second", me.rank, kShort);
-    engine.submit(first.get());
-    engine.submit(second.get());
+    engine->submit(first.get());
+    engine->submit(second.get());
     me.add(0);
     auto third = ones("third", me.rank, kShort);
-    EXPECT_OK(engine.run(*third));
+    EXPECT_OK(engine->run(*third));
     EXPECT(first->place() >= 0 && second->place() > first->place());
     for (auto* request : {first.get(), second.get()}) {
       EXPECT_OK(request->wait());
@@ -86,31 +85,31 @@ TEST(engine_makes_a_caller_wait_for_what_came_before) {
 // What completion sets off may issue the next collective at once, from the engine's thread.
 class Chain : public TestRequest {
  public:
-  Chain(Engine& engine, int left, std::atomic<int>& ended)
-      : TestRequest(allreduce_spec("chain")), engine_(engine), left_(left), ended_(ended) {
+  Chain(Engine& engine, int left, std::atomic<int>& outcome)
+      : TestRequest(allreduce_spec("chain")), engine_(engine), left_(left), outcome_(outcome) {
     add_ones(*this, 0, left % 2 ? kShort : kLong);
   }
   void complete(const Status& status) override {
     if (status.ok() && left_ > 0)
-      engine_.submit(new Chain(engine_, left_ - 1, ended_));
+      engine_.submit(new Chain(engine_, left_ - 1, outcome_));
     else
-      ended_.store(status.ok() ? 1 : -1);
+      outcome_.store(status.ok() ? 1 : -1);
     delete this;
   }
 
  private:
   Engine& engine_;
   const int left_;
-  std::atomic<int>& ended_;
+  std::atomic<int>& outcome_;
 };
 
 TEST(engine_takes_requests_from_a_completion) {
-  Engine engine(alone());
+  Engine engine(config_of_one());
   EXPECT_OK(engine.start());
-  std::atomic<int> ended{0};
-  engine.submit(new Chain(engine, 100, ended));
-  while (ended.load() == 0) std::this_thread::yield();
-  EXPECT_EQ(ended.load(), 1);
+  std::atomic<int> outcome{0};
+  engine.submit(new Chain(engine, 100, outcome));
+  while (outcome.load() == 0) std::this_thread::yield();
+  EXPECT_EQ(outcome.load(), 1);
 }
 
 TEST(engine_completes_pending_requests_when_it_ends) {
@@ -163,7 +162,7 @@ TEST(c_interface_before_init) {
 
 TEST(c_interface_runs_and_starts_again) {
   for (int round = 0; round < 3; ++round) {
-    const ringar_config config = alone();
+    const ringar_config config = config_of_one();
     EXPECT_EQ(ringar_init(&config), RINGAR_OK);
     EXPECT_EQ(ringar_init(&config), RINGAR_OK);  // once more does nothing
     EXPECT_EQ(ringar_is_initialized(), 1);
@@ -193,7 +192,7 @@ TEST(c_interface_runs_a_prepared_call_again_and_again) {
       ringar_prepare("allreduce dtype=float32 op=sum prescale=2 postscale=1 name=x", &array, 1);
   EXPECT(call != nullptr);
   EXPECT_EQ(ringar_run_prepared(call), RINGAR_NOT_INITIALIZED);
-  const ringar_config config = alone();
+  const ringar_config config = config_of_one();
   EXPECT_EQ(ringar_init(&config), RINGAR_OK);
   for (float turn = 1; turn < 5; ++turn) {
     input[1] = turn;
@@ -206,7 +205,7 @@ TEST(c_interface_runs_a_prepared_call_again_and_again) {
 
 // Outputs whose rows only the exchange tells, and none to be had for them.
 TEST(c_interface_asks_for_memory) {
-  const ringar_config config = alone();
+  const ringar_config config = config_of_one();
   EXPECT_EQ(ringar_init(&config), RINGAR_OK);
   const std::vector<float> input{1, 2, 3, 4};
   std::vector<float> output;

@@ -85,24 +85,23 @@ void expect_loss_of(int victim, const Status& status, const Rank& me) {
 }
 
 void survive(const Rank& me, const Death& death) {
-  Engine engine(me.config);
-  EXPECT_OK(engine.start());
+  const auto engine = me.start();
   TestRequest warm_up(allreduce_spec("before"));
   add_ones(warm_up, me.rank, 100);
-  EXPECT_OK(engine.run(warm_up));
+  EXPECT_OK(engine->run(warm_up));
 
   OnCliffs request(death, me.size, me.rank == death.victim);
   const auto start = std::chrono::steady_clock::now();
-  const Status status = engine.run(request);
+  const Status status = engine->run(request);
   EXPECT(me.rank != death.victim);  // dead by now
   // Survivors may be done with this collective before the victim is; then the next one fails.
   TestRequest barrier("barrier name=after");
-  const Status next = engine.run(barrier);
+  const Status next = engine->run(barrier);
   EXPECT(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
   if (!status.ok()) expect_loss_of(death.victim, status, me);
   expect_loss_of(death.victim, next, me);
   // Once broken, it stays so, with the same words.
-  const Status again = engine.run(barrier);
+  const Status again = engine->run(barrier);
   EXPECT_EQ(again.message(), next.message());
 }
 
@@ -188,8 +187,7 @@ void nap(int milliseconds) {
 TEST(faults_a_late_rank_is_named_and_then_all_is_well) {
   on_processes(3, [](Rank& me) {
     me.config.stall_warning = 0.3;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     const Captured captured;
     for (const char* name : {"first", "second"}) {
       if (me.rank == 2) me.await(name[0] == 'f' ? 0 : 1, 2);
@@ -197,7 +195,7 @@ TEST(faults_a_late_rank_is_named_and_then_all_is_well) {
       if (me.rank == 2) nap(900);
       TestRequest request(allreduce_spec(name));
       add_ones(request, me.rank, 10);
-      EXPECT_OK(engine.run(request));
+      EXPECT_OK(engine->run(request));
       expect_sum_of_ranks(request, 3);
     }
     me.meet(2);
@@ -214,8 +212,7 @@ TEST(faults_a_late_rank_among_threads) {
   const Captured captured;
   on_threads(3, [&](Rank& me) {
     me.config.stall_warning = 0.03;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     for (int i = 0; i < 6; ++i) {
       // The late one comes when the others have told of it, however busy the machine is.
       const std::string warning = "rank " + std::to_string(me.rank) +
@@ -228,7 +225,7 @@ TEST(faults_a_late_rank_among_threads) {
       }
       TestRequest request(allreduce_spec("turn " + std::to_string(i)));
       add_ones(request, me.rank, i % 2 ? 10 : 100'000);
-      EXPECT_OK(engine.run(request));
+      EXPECT_OK(engine->run(request));
     }
   });
 }
@@ -236,14 +233,13 @@ TEST(faults_a_late_rank_among_threads) {
 TEST(faults_a_rank_that_misses_the_deadline) {
   on_processes(3, [](Rank& me) {
     me.config.deadline = 0.3;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     if (me.rank == 1) me.await(0, 2);
     TestRequest request(allreduce_spec("late")), barrier("barrier name=next");
     add_ones(request, me.rank, 10);
-    Status status = engine.run(request);
+    Status status = engine->run(request);
     // All that the late one needs is there: it may get its result, but not another one.
-    if (me.rank == 1 && status.ok()) status = engine.run(barrier);
+    if (me.rank == 1 && status.ok()) status = engine->run(barrier);
     me.add(0);
     EXPECT_CONTAINS(status.message(), "rank " + std::to_string(me.rank) + " | ");
     // Of the two that wait, one may see that the other has given up before its own deadline.
@@ -261,13 +257,12 @@ TEST(faults_a_rank_that_misses_the_deadline) {
 TEST(faults_a_stopped_rank) {
   on_processes(3, [](Rank& me) {
     me.config.deadline = 0.4;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     if (me.rank == 1) me.notes[5].store(getpid());
     TestRequest request("allgather dtype=uint8 name=stopped");
     request.add(Bytes(kBytes), {static_cast<int64_t>(kBytes)}, Output::kAllocated, 0);
     if (me.rank == 1) request.on_allocate = [] { raise(SIGSTOP); };
-    const Status status = engine.run(request);
+    const Status status = engine->run(request);
     if (me.rank == 0) {
       EXPECT_CONTAINS(status.message(), "waiting for rank 1 (stopped in the middle of it)");
       me.await(0, 1);
@@ -287,12 +282,11 @@ TEST(faults_a_stopped_rank) {
 
 TEST(faults_a_rank_that_leaves) {
   on_threads(3, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     if (me.rank == 2) return;
     TestRequest request(allreduce_spec("alone"));
     add_ones(request, me.rank, 10);
-    const Status status = engine.run(request);
+    const Status status = engine->run(request);
     EXPECT_EQ(status.code(), RINGAR_PEER_LOST);
     EXPECT_CONTAINS(status.message(), "rank 2 has left: it called ringar.shutdown()");
     me.add(0);
@@ -302,12 +296,11 @@ TEST(faults_a_rank_that_leaves) {
 
 TEST(faults_a_rank_without_memory_for_its_output) {
   on_processes(2, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     TestRequest request("allgather dtype=float32 name=big");
     request.add(Bytes(400), {10, 10}, Output::kAllocated, 0);
     request.refuse_memory = me.rank == 1;
-    const Status status = engine.run(request);
+    const Status status = engine->run(request);
     if (me.rank == 1) {
       EXPECT_EQ(status.code(), RINGAR_OUT_OF_MEMORY);
       EXPECT_CONTAINS(status.message(),
@@ -316,7 +309,7 @@ TEST(faults_a_rank_without_memory_for_its_output) {
       return me.await(0, 1);
     }
     TestRequest barrier("barrier name=");
-    const Status next = status.ok() ? engine.run(barrier) : status;
+    const Status next = status.ok() ? engine->run(barrier) : status;
     EXPECT_EQ(next.code(), RINGAR_PEER_LOST);
     EXPECT_CONTAINS(next.message(), "rank 1 has given up: rank 1 | allgather \"big\"");
     me.add(0);
@@ -328,20 +321,18 @@ TEST(faults_starting_again_after_one) {
   on_processes(2, [](Rank& me) {
     for (int round = 0; round < 3; ++round) {
       me.config.deadline = 0.2;
-      Engine engine(me.config);
-      EXPECT_OK(engine.start());
+      const auto engine = me.start();
       if (me.rank == 1) me.await(round, 1);
-      TestRequest late("barrier name=late"), next("barrier name=next");
-      EXPECT(!engine.run(late).ok() || !engine.run(next).ok());
+      TestRequest barrier("barrier name=late"), next("barrier name=next");
+      EXPECT(!engine->run(barrier).ok() || !engine->run(next).ok());
       if (me.rank == 0) me.add(round);
       me.meet(10 + round);
     }
     me.config.deadline = 20;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     TestRequest request(allreduce_spec("well"));
     add_ones(request, me.rank, 100'000);
-    EXPECT_OK(engine.run(request));
+    EXPECT_OK(engine->run(request));
     expect_sum_of_ranks(request, 2);
     me.meet(20);
   });
@@ -351,8 +342,7 @@ TEST(faults_starting_again_after_one) {
 TEST(faults_death_at_any_moment) {
   for (int round = 0; round < 12; ++round) {
     const auto all = endings(3, [&](Rank& me) {
-      Engine engine(me.config);
-      EXPECT_OK(engine.start());
+      const auto engine = me.start();
       std::thread killer;
       if (me.rank == round % 3)
         killer = std::thread([&] {
@@ -362,7 +352,7 @@ TEST(faults_death_at_any_moment) {
       for (;;) {
         TestRequest request(allreduce_spec("loop"));
         add_ones(request, me.rank, 100'000);
-        const Status status = engine.run(request);
+        const Status status = engine->run(request);
         if (!status.ok()) return expect_loss_of(round % 3, status, me);
       }
     });

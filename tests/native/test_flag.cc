@@ -16,7 +16,7 @@ namespace {
 constexpr long kLong = 30'000'000'000;
 
 void wait_asleep(Flag& flag, uint64_t target) {
-  for (uint64_t seen; (seen = flag.load()) < target;) flag.sleep(seen, kLong);
+  for (uint64_t value; (value = flag.load()) < target;) flag.sleep(value, kLong);
 }
 
 void play_ping_pong(const Rank& me, Flag* flags) {
@@ -41,15 +41,15 @@ TEST(flag_wakes_a_sleeper_in_another_thread) {
 }
 
 TEST(flag_wakes_all_sleepers) {
-  Flag start, seen[4];
+  Flag start, echoes[4];
   on_threads(5, [&](Rank& me) {
     for (uint64_t turn = 1; turn <= 300; ++turn) {
       if (me.rank == 4) {
         start.store(turn);
-        for (Flag& flag : seen) wait_asleep(flag, turn);
+        for (Flag& flag : echoes) wait_asleep(flag, turn);
       } else {
         wait_asleep(start, turn);
-        seen[me.rank].store(turn);
+        echoes[me.rank].store(turn);
       }
     }
   });

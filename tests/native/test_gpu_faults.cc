@@ -114,15 +114,14 @@ const char* const kCalls[] = {"cuInit",
 void fail_once(const Hosts& hosts, const std::string& call, int nth, const std::string& options) {
   on_processes(hosts, [&](Rank& me) {
     me.config.deadline = 10;
-    bool came = false;
+    bool has_come = false;
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       if (me.rank == 1) gpu_standin().fail(call.c_str(), nth);
       const auto begin = Clock::now();
       const Status status = some_collectives(*engine, me, options);
-      came = me.rank == 1 && gpu_standin().calls(call.c_str()) >= nth;
-      if (came) me.add(1);
+      has_come = me.rank == 1 && gpu_standin().calls(call.c_str()) >= nth;
+      if (has_come) me.add(1);
       if (status.ok()) me.add(2);
       me.meet(0);
       // The watch looks again, and nothing is lost if there was nothing to see.
@@ -163,8 +162,7 @@ TEST(gpu_calls_that_give_back_may_fail) {
       me.config.deadline = 10;
       const auto begin = Clock::now();
       {
-        const auto engine = engine_with_gpu(me);
-        EXPECT_OK(engine->start());
+        const auto engine = start_with_gpu(me);
         if (me.rank == 1) gpu_standin().fail(call.c_str(), 1);
         const Status status = some_collectives(*engine, me, "");
         // The first to ask, and so an error that both hear of.
@@ -181,8 +179,7 @@ std::vector<Ending> die_in_collectives(int size, int count) {
   return endings(size, [&](Rank& me) {
     me.config.deadline = 8;
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       EXPECT_OK(allreduce(*engine, me, "first"));
       int pair = -1;
       EXPECT_OK(engine->add_process_set({0, 1}, &pair));
@@ -233,8 +230,7 @@ TEST(gpu_error_that_nccl_reports_later) {
   on_processes(3, [](Rank& me) {
     me.config.deadline = 10;
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       EXPECT_OK(allreduce(*engine, me, "first"));
       int pair = -1;
       EXPECT_OK(engine->add_process_set({0, 1}, &pair));
@@ -266,8 +262,7 @@ TEST(gpu_rank_that_leaves_too_early) {
   on_processes(2, [](Rank& me) {
     me.config.deadline = 10;
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       TestRequest request(allreduce_spec("last"));
       add_ones(request, me.rank, 1000);
       request.gpu.emplace();
@@ -288,8 +283,7 @@ TEST(gpu_refuses_an_nccl_that_another_one_gets_into) {
   on_processes(2, [](Rank& me) {
     (void)gpu_standin();
     if (me.rank == 1) EXPECT(dlopen(RINGAR_OTHER_NCCL, RTLD_NOW | RTLD_GLOBAL) != nullptr);
-    const auto engine = engine_with_gpu(me);
-    EXPECT_OK(engine->start());
+    const auto engine = start_with_gpu(me);
     const Status status = allreduce(*engine, me, "x");
     EXPECT_EQ(status.code(), RINGAR_MISMATCH);
     EXPECT_CONTAINS(status.message(), "rank 1: allreduce");
@@ -303,8 +297,7 @@ TEST(gpu_libraries_that_are_not_there) {
   on_processes(2, [](Rank& me) {
     if (me.rank == 0) me.config.cuda_library = me.config.nccl_library = RINGAR_GPU_STANDIN;
     if (me.rank == 1) me.config.cuda_library = "/nowhere/libcuda.so.1";
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const Status status = allreduce(*engine, me, "x");
     EXPECT_EQ(status.code(), RINGAR_MISMATCH);
     EXPECT_CONTAINS(status.message(), "rank 1: allreduce");

@@ -1,48 +1,16 @@
 // The products of small matrices, of every instruction set, against loops.
 
-#include <string>
-
 #include "check.h"
-#include "engine/cpu_level.h"
+#include "kernel_levels.h"
 #include "scan/matrix_levels.h"
 
 namespace ringar::test {
 namespace {
 
 template <typename T>
-struct Level {
-  const char* name;
-  const MatrixKernels<T>* kernels;
-};
-
-// Those that this machine can run.
-template <typename T>
-std::vector<Level<T>> levels() {
-  std::vector<Level<T>> found{{"baseline", &MatrixLevels<T>::baseline}};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    found.push_back({"avx2", &MatrixLevels<T>::avx2});
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    found.push_back({"avx512", &MatrixLevels<T>::avx512});
-#endif
-  return found;
-}
-
-// Small whole numbers: every order of adding them is exact.
-template <typename T>
-std::vector<T> numbers(int64_t count, int seed) {
-  std::vector<T> all;
-  for (int64_t i = 0; i < count; ++i) all.push_back(static_cast<T>((i * 7 + seed * 5) % 13 - 6));
-  return all;
-}
-
-constexpr double kUntouched = -77;
-
-template <typename T>
-void expect_products(const Level<T>& level, int64_t count, int64_t size) {
+void expect_products(const KernelLevel<MatrixKernels<T>>& level, int64_t count, int64_t size) {
   const int64_t matrix = size * size;
-  const auto a = numbers<T>(count * matrix, 1), b = numbers<T>(count * matrix, 2);
+  const auto a = exact_numbers<T>(count * matrix, 1), b = exact_numbers<T>(count * matrix, 2);
   std::vector<T> c(static_cast<size_t>(count * matrix + 1), T(kUntouched));
   level.kernels->multiply(count, size, a.data(), b.data(), c.data());
   for (int64_t e = 0; e < count; ++e)
@@ -58,10 +26,11 @@ void expect_products(const Level<T>& level, int64_t count, int64_t size) {
 }
 
 template <typename T>
-void expect_applied(const Level<T>& level, int64_t count, int64_t size, bool as_row, bool adds) {
+void expect_applied(const KernelLevel<MatrixKernels<T>>& level, int64_t count, int64_t size,
+                    bool as_row, bool adds) {
   const int64_t matrix = size * size, x_stride = size + 3, z_stride = size + 1;
-  const auto a = numbers<T>(count * matrix, 3), x = numbers<T>(count * x_stride, 4),
-             z = numbers<T>(count * z_stride, 5);
+  const auto a = exact_numbers<T>(count * matrix, 3), x = exact_numbers<T>(count * x_stride, 4),
+             z = exact_numbers<T>(count * z_stride, 5);
   std::vector<T> y(static_cast<size_t>(count * size + 1), T(kUntouched));
   const auto apply = as_row ? level.kernels->apply_to_row : level.kernels->apply_to_column;
   apply(count, size, {x.data(), x_stride}, a.data(), {adds ? z.data() : nullptr, z_stride},
@@ -79,7 +48,7 @@ void expect_applied(const Level<T>& level, int64_t count, int64_t size, bool as_
 
 template <typename T>
 void expect_all() {
-  for (const Level<T>& level : levels<T>())
+  for (const auto& level : kernel_levels<MatrixKernels<T>, MatrixLevels<T>>())
     for (const int64_t size :
          {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 20, 24, 31, 33, 48, 63, 64, 65, 70, 129})
       for (const int64_t count : {1, 2, 5, 16, 19}) {

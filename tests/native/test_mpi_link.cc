@@ -37,10 +37,10 @@ Mpi mpi_of_the_test() {
     *request = 100 + requests_made++;
     return mpi::kSuccess;
   };
-  mpi.testsome = [](int, mpi::Request* requests, int* count, int* which, mpi::Status* statuses) {
+  mpi.testsome = [](int, mpi::Request* requests, int* count, int* indices, mpi::Status* statuses) {
     for (int request : answer.finished) {
       if (!answer.goes_on) requests[request] = mpi::kRequestNull;
-      which[*count] = request;
+      indices[*count] = request;
       statuses[(*count)++] = answer.status;
     }
     return answer.code;

@@ -12,11 +12,7 @@
 namespace ringar::test {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kPlans = 25;
-#else
-constexpr int kPlans = 60;
-#endif
+constexpr int kPlans = kSanitized ? 25 : 60;
 constexpr size_t kLargest = 200'000;
 
 void run_random_plans(Engine& engine, const Rank& me, uint64_t seed, int gpus = 1) {
@@ -30,8 +26,7 @@ TEST(on_gpus_against_the_reference) {
   for (int size : {1, 2, 3, 4})
     on_processes(size, [&](Rank& me) {
       {
-        const auto engine = engine_with_gpu(me);
-        EXPECT_OK(engine->start());
+        const auto engine = start_with_gpu(me);
         run_random_plans(*engine, me, 600 + static_cast<uint64_t>(size));
       }
       expect_clean_gpu();
@@ -42,8 +37,7 @@ TEST(on_gpus_against_the_reference) {
 TEST_APART(on_gpus_of_threads) {
   gpu_standin().devices(2);
   on_threads(2, [](Rank& me) {
-    const auto engine = engine_with_gpu(me);
-    EXPECT_OK(engine->start());
+    const auto engine = start_with_gpu(me);
     run_random_plans(*engine, me, 610, 2);
     me.meet(0);
   });
@@ -53,8 +47,7 @@ TEST_APART(on_gpus_of_threads) {
 TEST(on_gpus_several_generations) {
   on_processes(2, [](Rank& me) {
     for (uint64_t generation = 0; generation < 3; ++generation) {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       for (uint64_t i = 0; i < 5; ++i)
         run_plan(random_plan_on_gpus(620 + 10 * generation + i, all_ranks(2), 0, 1000), me.rank,
                  *engine);
@@ -67,8 +60,7 @@ TEST(on_gpus_several_generations) {
 TEST(on_gpus_process_sets) {
   on_processes(4, [](Rank& me) {
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       const std::vector<std::vector<int>> sets{{0, 1}, {3, 0, 2}, {2}, {1, 3}, {3, 2, 1, 0}};
       std::vector<int> ids;
       for (const auto& set : sets) {
@@ -78,8 +70,8 @@ TEST(on_gpus_process_sets) {
           run_plan(random_plan_on_gpus(8, all_ranks(4), 0, 1000), me.rank, *engine);
       }
       for (uint64_t seed = 0; seed < 40; ++seed) {
-        const size_t which = seed % sets.size();
-        run_plan(random_plan_on_gpus(9000 + seed, sets[which], ids[which], 20'000), me.rank,
+        const size_t index = seed % sets.size();
+        run_plan(random_plan_on_gpus(9000 + seed, sets[index], ids[index], 20'000), me.rank,
                  *engine);
       }
       EXPECT(gpu_standin().calls("ncclCommSplit") >= 3);
@@ -93,8 +85,7 @@ TEST(on_gpus_process_sets) {
 TEST(on_gpus_of_two_threads) {
   on_processes(1, [](Rank& me) {
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       std::vector<std::thread> threads;
       Status failures[2];
       for (Status& failure : failures) {
@@ -123,19 +114,18 @@ TEST(on_gpus_of_two_threads) {
 TEST(on_gpus_in_the_order_of_the_stream) {
   on_processes(2, [](Rank& me) {
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       static float values[1000];
-      static std::atomic<float> seen;
+      static std::atomic<float> sum;
       const auto write = [](void*) {
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
         for (float& value : values) value = 3;
       };
-      const auto read = [](void*) { seen = values[999]; };
+      const auto read = [](void*) { sum = values[999]; };
       run_plan(random_plan_on_gpus(4, {0, 1}, 0, 1000), me.rank, *engine);  // opens the GPU
       for (int i = 0; i < 3; ++i) {
         std::fill(std::begin(values), std::end(values), -1.0f);
-        seen.store(-1);
+        sum.store(-1);
         TestRequest request("allreduce dtype=float32 op=sum name=late");
         request.gpu.emplace();
         auto* const bytes = reinterpret_cast<std::byte*>(values);
@@ -145,8 +135,8 @@ TEST(on_gpus_in_the_order_of_the_stream) {
         gpu_standin().enqueue(nullptr, read, nullptr);
         EXPECT_OK(engine->synchronize_gpu());
         EXPECT_EQ(values[0], 6.0f);
-        while (seen.load() < 0) std::this_thread::yield();
-        EXPECT_EQ(seen.load(), 6.0f);
+        while (sum.load() < 0) std::this_thread::yield();
+        EXPECT_EQ(sum.load(), 6.0f);
       }
     }
     expect_clean_gpu();
@@ -157,8 +147,7 @@ TEST(on_gpus_in_the_order_of_the_stream) {
 TEST(on_gpus_and_hosts_at_once) {
   on_processes(3, [](Rank& me) {
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       for (int i = 0; i < 3; ++i) {
         TestRequest request(allreduce_spec("mixed"));
         add_ones(request, me.rank, 100);
@@ -177,8 +166,7 @@ TEST(on_gpus_and_hosts_at_once) {
 TEST(on_gpus_refusals_reach_all_ranks) {
   on_processes(2, [](Rank& me) {
     {
-      const auto engine = engine_with_gpu(me);
-      EXPECT_OK(engine->start());
+      const auto engine = start_with_gpu(me);
       const auto refused = [&](const std::string& options, int device) {
         TestRequest request("allreduce dtype=float32 " + options + " name=refused");
         add_ones(request, me.rank, 10);
@@ -210,8 +198,7 @@ TEST(on_gpus_of_several_hosts) {
   for (const Hosts& hosts : {Hosts{{1, 1}}, Hosts{{2, 2}}, Hosts{{1, 2}}, Hosts{{2, 1, 2}, true}})
     on_processes(hosts, [](Rank& me) {
       {
-        const auto engine = engine_with_gpu(me);
-        EXPECT_OK(engine->start());
+        const auto engine = start_with_gpu(me);
         TestRequest nothing("allreduce dtype=float32 algorithm=hierarchical name=nothing");
         nothing.add({}, {0}, Output::kApart, 0);
         nothing.gpu.emplace();
@@ -227,8 +214,7 @@ TEST(on_gpus_of_several_hosts_in_blocks) {
   for (const Hosts& hosts : {Hosts{{1, 1}}, Hosts{{2, 1}}})
     on_processes(hosts, [](Rank& me) {
       {
-        const auto engine = engine_with_gpu(me);
-        EXPECT_OK(engine->start());
+        const auto engine = start_with_gpu(me);
         TestRequest request(
             "allreduce dtype=float32 op=sum postscale=0.5 algorithm=hierarchical name=x");
         request.gpu.emplace();

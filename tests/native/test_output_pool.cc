@@ -42,8 +42,7 @@ int64_t blocks_of(const Rank& me) {
 void on_a_rank(size_t limit, const std::function<void(Rank&, Engine&)>& body) {
   on_processes(2, [&](Rank& me) {
     limit_pool(limit);
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     me.meet(0);
     if (me.rank == 0) body(me, *engine);
     me.meet(1);
@@ -56,21 +55,21 @@ TEST(output_pool_uses_memory_again) {
     Memory first = pool->take(3 * kLeast), second = pool->take(2 * kLeast - 1);
     EXPECT(!pool->take(kLeast - 1));
     EXPECT_EQ(pool->bytes_taken(), 5 * kLeast);
-    std::byte *const one = first->data(), *const two = second->data();
-    EXPECT(two >= one + 3 * kLeast);
-    std::memset(one, 1, 3 * kLeast);
-    std::memset(two, 2, 2 * kLeast);
-    EXPECT_EQ(one[3 * kLeast - 1], std::byte{1});
+    std::byte *const first_data = first->data(), *const second_data = second->data();
+    EXPECT(second_data >= first_data + 3 * kLeast);
+    std::memset(first_data, 1, 3 * kLeast);
+    std::memset(second_data, 2, 2 * kLeast);
+    EXPECT_EQ(first_data[3 * kLeast - 1], std::byte{1});
     std::thread([&] { first.reset(); }).join();
     first = pool->take(2 * kLeast);
-    EXPECT_EQ(first->data(), one);
+    EXPECT_EQ(first->data(), first_data);
     Memory third = pool->take(kLeast);
-    EXPECT_EQ(third->data(), one + 2 * kLeast);
+    EXPECT_EQ(third->data(), first_data + 2 * kLeast);
     second.reset();
     third.reset();
     first.reset();
     EXPECT_EQ(pool->bytes_taken(), size_t{0});
-    EXPECT_EQ(pool->take(5 * kLeast)->data(), one);  // what was freed is one range again
+    EXPECT_EQ(pool->take(5 * kLeast)->data(), first_data);  // what was freed is one range again
     EXPECT_EQ(pool->bytes_with_pages(), 5 * kLeast);
   });
 }
@@ -99,7 +98,7 @@ TEST(output_pool_makes_no_pages_and_keeps_none_where_memory_is_short) {
   size_t available = kBytes;
   const auto pool = std::make_shared<OutputPool>(
       static_cast<std::byte*>(memory), kBytes, 0, 1, [](uint64_t, size_t) { return true; },
-      [&](size_t more) { return available < more + kLeast; });
+      [&](size_t bytes) { return available < bytes + kLeast; });
   Memory first = pool->take(2 * kLeast), second = pool->take(kLeast);
   available = 2 * kLeast;
   EXPECT(!pool->take(2 * kLeast));
@@ -117,18 +116,17 @@ TEST(output_pool_makes_no_pages_and_keeps_none_where_memory_is_short) {
 TEST(output_pool_memory_outlives_the_engine) {
   on_processes(2, [](Rank& me) {
     limit_pool(16 * kLeast);
-    std::vector<Memory> kept;
-    auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    std::vector<Memory> memories;
+    auto engine = me.start();
     const auto pool = engine->outputs();
     me.meet(0);
     const int64_t before = blocks_of(me);
     me.meet(6);
     for (int i = 0; i < 4; ++i) {
-      kept.push_back(pool->take(2 * kLeast));
-      std::memset(kept.back()->data(), 7, 2 * kLeast);
+      memories.push_back(pool->take(2 * kLeast));
+      std::memset(memories.back()->data(), 7, 2 * kLeast);
     }
-    kept[1].reset();
+    memories[1].reset();
     me.meet(1);
     engine->stop();
     engine.reset();
@@ -139,8 +137,9 @@ TEST(output_pool_memory_outlives_the_engine) {
     engine = me.engine();  // whose start forgets the time before
     EXPECT_OK(engine->start());
     for (const size_t i : {0u, 2u, 3u})
-      for (size_t at = 0; at < 2 * kLeast; at += 4096) EXPECT_EQ(kept[i]->data()[at], std::byte{7});
-    std::thread([&] { kept.clear(); }).join();
+      for (size_t at = 0; at < 2 * kLeast; at += 4096)
+        EXPECT_EQ(memories[i]->data()[at], std::byte{7});
+    std::thread([&] { memories.clear(); }).join();
     me.meet(4);
     EXPECT(blocks_of(me) <= before);
     me.meet(5);
@@ -150,8 +149,7 @@ TEST(output_pool_memory_outlives_the_engine) {
 TEST(output_pool_needs_the_same_limit_on_all_ranks) {
   on_processes(3, [](Rank& me) {
     limit_pool(me.rank == 1 ? 0 : 16 * kLeast);
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     EXPECT(!engine->outputs());
     run_plan(random_plan(3, all_ranks(me.size), 0, 300'000), me.rank, *engine);
   });
@@ -206,11 +204,11 @@ class InPool {
 
  private:
   std::byte* place(OutputPool& pool, size_t bytes, uint64_t choices, size_t element) {
-    kept_.push_back(pool.take(std::max(kLeast, bytes + 64)));
-    EXPECT(kept_.back());
-    return kept_.back()->data() + choices % 4 * element;
+    memories_.push_back(pool.take(std::max(kLeast, bytes + 64)));
+    EXPECT(memories_.back());
+    return memories_.back()->data() + choices % 4 * element;
   }
-  std::vector<Memory> kept_;
+  std::vector<Memory> memories_;
 };
 
 void expect_plan_in_pool(const Plan& plan, int rank, Engine& engine, uint64_t choices) {
@@ -236,22 +234,20 @@ uint64_t bits(uint64_t seed) {
 
 // All ranks have all in the pool, or each has something else.
 void run_plans_in_pool(const Rank& me, size_t largest) {
-  Engine engine(me.config);
-  EXPECT_OK(engine.start());
+  const auto engine = me.start();
   for (uint64_t seed = 0; seed < 60; ++seed) {
     Plan plan =
         random_plan(seed * 7 + static_cast<uint64_t>(me.size), all_ranks(me.size), 0, largest);
     if (plan.collective != Collective::kAllreduce || plan.twist != Twist::kNone) continue;
     const uint64_t mixed = bits(seed * 64 + static_cast<uint64_t>(me.rank));
     for (const uint64_t choices : {~uint64_t{0}, 0xaaaaaaaaaaaaaaaau, mixed})
-      expect_plan_in_pool(plan, me.rank, engine, choices);
+      expect_plan_in_pool(plan, me.rank, *engine, choices);
   }
 }
 
 // The same of each collective that reads inputs where they lie, of at least as many bytes.
 void run_long_plans_in_pool(const Rank& me) {
-  Engine engine(me.config);
-  EXPECT_OK(engine.start());
+  const auto engine = me.start();
   for (const Collective collective : {Collective::kReducescatter, Collective::kAllgather,
                                       Collective::kBroadcast, Collective::kAlltoall}) {
     int left = 2;
@@ -263,7 +259,7 @@ void run_long_plans_in_pool(const Rank& me) {
       --left;
       const uint64_t mixed = bits(seed * 64 + static_cast<uint64_t>(me.rank));
       for (const uint64_t choices : {~uint64_t{0}, mixed})
-        expect_plan_in_pool(plan, me.rank, engine, choices);
+        expect_plan_in_pool(plan, me.rank, *engine, choices);
     }
   }
 }
@@ -320,15 +316,14 @@ TEST(collectives_of_inputs_in_the_pool_of_processes) {
 TEST(inputs_in_the_pool_of_a_rank_that_has_given_up) {
   on_processes(2, [](Rank& me) {
     if (me.rank == 0) me.config.deadline = 0.2;
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
-    const Memory input = engine.outputs()->take(kLeast);
+    const auto engine = me.start();
+    const Memory input = engine->outputs()->take(kLeast);
     TestRequest request(
         "allgather dtype=int8 op=sum root=0 set=0 prescale=1 postscale=1 name=late");
     request.add(Bytes(kLeast), {static_cast<int64_t>(kLeast)}, Output::kAllocated, 0);
     request.tensors[0].input = input->data();
     if (me.rank == 1) request.on_allocate = [&] { me.await(0, 1); };
-    const Status status = engine.run(request);
+    const Status status = engine->run(request);
     EXPECT_EQ(status.code(), me.rank == 0 ? RINGAR_DEADLINE : RINGAR_PEER_LOST);
     std::memset(input->data(), 1, kLeast);
     me.add(0);
@@ -340,15 +335,14 @@ TEST(inputs_in_the_pool_of_a_rank_that_has_given_up) {
 TEST(allreduce_in_the_pool_of_many_blocks) {
   for (const int size : {2, 3})
     on_processes(size, [](Rank& me) {
-      Engine engine(me.config);
-      EXPECT_OK(engine.start());
+      const auto engine = me.start();
       Plan plan = many_arrays(me.size, 3, 700'001);
       for (auto& rows : plan.rows) rows[1] = 5;
       for (const Output where : {Output::kApart, Output::kInPlace}) {
         plan.where = where;
         for (uint64_t seed = 0; seed < 4; ++seed)
           expect_plan_in_pool(
-              plan, me.rank, engine,
+              plan, me.rank, *engine,
               seed ? bits(seed * 4 + static_cast<uint64_t>(me.rank)) : ~uint64_t{0});
       }
     });
@@ -358,15 +352,14 @@ TEST(allreduce_in_the_pool_of_many_blocks) {
 TEST(collectives_in_the_pool_of_many_arrays) {
   on_processes(3, [](Rank& me) {
     setenv("RINGAR_TUNING", "slice=4096,small=4096", 1);
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     Plan plan = many_arrays(me.size, 300, 100);
-    expect_plan_in_pool(plan, me.rank, engine, ~uint64_t{0});
-    expect_plan_in_pool(plan, me.rank, engine, bits(static_cast<uint64_t>(me.rank)));
+    expect_plan_in_pool(plan, me.rank, *engine, ~uint64_t{0});
+    expect_plan_in_pool(plan, me.rank, *engine, bits(static_cast<uint64_t>(me.rank)));
     plan = many_arrays(me.size, 530, 130);
     for (const Collective collective : {Collective::kReducescatter, Collective::kBroadcast}) {
       plan.collective = collective;
-      expect_plan_in_pool(plan, me.rank, engine, 0x5555555555555555u);
+      expect_plan_in_pool(plan, me.rank, *engine, 0x5555555555555555u);
     }
   });
 }
@@ -377,9 +370,8 @@ TEST(collectives_in_the_pool_of_large_pages) {
   on_processes(2, [&](Rank& me) {
     me.config.segment_fd = file;
     limit_pool(40 * kLeast);
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
-    const auto pool = engine.outputs();
+    const auto engine = me.start();
+    const auto pool = engine->outputs();
     Memory first = pool->take(30 * kLeast), second = pool->take(5 * kLeast);
     std::memset(first->data(), 1, 30 * kLeast);
     std::memset(second->data(), 2, 5 * kLeast);
@@ -390,7 +382,7 @@ TEST(collectives_in_the_pool_of_large_pages) {
     }
     first.reset();
     const Plan plan = many_arrays(me.size, 3, 300'001);
-    expect_plan_in_pool(plan, me.rank, engine, 0x5555555555555555u);
+    expect_plan_in_pool(plan, me.rank, *engine, 0x5555555555555555u);
     for (size_t at = 0; at < 5 * kLeast; ++at) EXPECT_EQ(second->data()[at], std::byte{2});
     second.reset();
     EXPECT_EQ(pool->bytes_with_pages(), 20 * kLeast);
@@ -407,16 +399,15 @@ TEST(collectives_in_the_pool_of_large_pages) {
 TEST(allreduce_of_ranks_with_and_without_a_pool) {
   on_processes(3, [](Rank& me) {
     limit_pool(16 * kLeast);
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     Memory all;
-    if (me.rank == 1) all = engine.outputs()->take(16 * kLeast);
+    if (me.rank == 1) all = engine->outputs()->take(16 * kLeast);
     const Plan plan = many_arrays(me.size, 1, 400'000);
     for (int i = 0; i < 3; ++i) {
       if (me.rank == 1)
-        run_plan(plan, me.rank, engine);
+        run_plan(plan, me.rank, *engine);
       else
-        expect_plan_in_pool(plan, me.rank, engine, 2);
+        expect_plan_in_pool(plan, me.rank, *engine, 2);
     }
   });
 }
@@ -425,19 +416,18 @@ TEST(allreduce_of_ranks_with_and_without_a_pool) {
 TEST(output_pool_forfeits_what_a_lost_rank_was_to_write) {
   const auto all = endings(3, [](Rank& me) {
     limit_pool(64 * kLeast);
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
-    const auto pool = engine.outputs();
+    const auto engine = me.start();
+    const auto pool = engine->outputs();
     Memory memory = pool->take(8 * kLeast), other = pool->take(kLeast);
     std::byte* const data = memory->data();
     std::byte* const unharmed = other->data();
     TestRequest request(allreduce_spec("large"));
     add_ones(request, me.rank, 2 * kLeast);
     request.tensors[0].output = data;
-    EXPECT_OK(engine.run(request));
+    EXPECT_OK(engine->run(request));
     me.meet(0);
     if (me.rank == 2) raise(SIGKILL);
-    EXPECT_EQ(engine.run(request).code(), RINGAR_PEER_LOST);
+    EXPECT_EQ(engine->run(request).code(), RINGAR_PEER_LOST);
     memory.reset();
     other.reset();
     other = pool->take(kLeast);

@@ -44,8 +44,7 @@ TEST(pages_of_64_kib_refuse_an_offset_of_4_kib) {
 TEST(pages_of_64_kib_for_collectives_in_process_sets) {
   on_processes(5, [](Rank& me) {
     pretend_large_pages();
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (const std::vector<int>& members : {std::vector<int>{0, 1, 2}, {1, 2, 3, 4}, {4, 0}}) {
       int set = -1;
       EXPECT_OK(engine->add_process_set(members, &set));
@@ -60,8 +59,7 @@ TEST(pages_of_64_kib_for_collectives_in_process_sets) {
 TEST(pages_of_64_kib_for_messages) {
   on_processes(3, [](Rank& me) {
     pretend_large_pages();
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int64_t n = 1000; n < 1'000'000; n *= 3) {
       if (me.rank == 2) continue;
       const int other = 1 - me.rank;

@@ -86,35 +86,35 @@ class Crowd {
   explicit Crowd(int size) : inboxes(static_cast<size_t>(size)) {
     for (int r = 0; r < size; ++r) members.push_back(r);
     for (int r = 0; r < size; ++r) {
-      auto& rank = ranks.emplace_back(std::make_unique<One>(*this, r));
+      auto& rank = ranks.emplace_back(std::make_unique<Member>(*this, r));
       rank->peers.add_neighbors(members);
     }
   }
 
   // All but the late ones tell their neighbors that they wait in a collective, and listen.
-  void tell_of_wait(const std::set<int>& late, uint64_t sequence) {
-    for (int hop = 0, more = 1; more; ++hop) {
+  void tell_of_wait(const std::set<int>& laggards, uint64_t sequence) {
+    for (int hop = 0, has_next = 1; has_next; ++hop) {
       for (int r : members)
-        if (!late.count(r)) more = (*this)[r].waiting(0, sequence, members, hop);
-      listen(late);
+        if (!laggards.count(r)) has_next = (*this)[r].waiting(0, sequence, members, hop);
+      listen(laggards);
     }
   }
-  void listen(const std::set<int>& absent = {}) {
+  void listen(const std::set<int>& silent_ranks = {}) {
     for (int r : members)
-      if (!absent.count(r)) EXPECT_OK((*this)[r].poll());
+      if (!silent_ranks.count(r)) EXPECT_OK((*this)[r].poll());
   }
   // Whom a rank takes for late.
-  std::set<int> late(int rank, uint64_t sequence) {
+  std::set<int> laggards(int rank, uint64_t sequence) {
     std::set<int> all;
     for (int r : members)
       if (!(*this)[rank].waits(static_cast<size_t>(r), 0, sequence)) all.insert(r);
     return all;
   }
-  int sent(int rank) const { return ranks[static_cast<size_t>(rank)]->sent; }
+  int sends(int rank) const { return ranks[static_cast<size_t>(rank)]->sends; }
   size_t partners(int rank) const { return ranks[static_cast<size_t>(rank)]->partners.size(); }
   Peers& operator[](int rank) { return ranks[static_cast<size_t>(rank)]->peers; }
 
-  bool is_cut(int one, int other) const { return (one < split) != (other < split); }
+  bool is_cut(int rank, int peer) const { return (rank < split) != (peer < split); }
 
   std::vector<int> members;
   int split = 0;  // what ranks below it and the others send one another is lost
@@ -122,14 +122,14 @@ class Crowd {
  private:
   using Message = std::pair<int, std::vector<std::byte>>;  // from whom
 
-  struct One : Link {
-    One(Crowd& crowd, int rank)
+  struct Member : Link {
+    Member(Crowd& crowd, int rank)
         : crowd(crowd), topology{rank, crowd.members}, peers(*this, topology, nullptr, 0) {}
     Status send(int to, int, const std::byte* data, size_t bytes, int* handle) override {
       if (!crowd.is_cut(topology.rank, to))
         crowd.inboxes[static_cast<size_t>(to)].push_back({topology.rank, {data, data + bytes}});
       partners.insert(to);
-      *handle = ++sent;
+      *handle = ++sends;
       return {};
     }
     Status receive(int, int, std::byte* to, size_t bytes, Length, int* handle) override {
@@ -155,28 +155,28 @@ class Crowd {
     const Topology topology;
     std::byte* memory = nullptr;
     size_t room = 0;
-    int sent = 0;
+    int sends = 0;
     std::set<int> partners;
     Peers peers;
   };
 
   std::vector<std::deque<Message>> inboxes;
-  std::vector<std::unique_ptr<One>> ranks;
+  std::vector<std::unique_ptr<Member>> ranks;
 };
 
 TEST(peers_that_wait_know_who_is_late) {
   for (int size : {2, 3, 8, 100}) {
     Crowd crowd(size);
-    const std::set<int> late = size == 100 ? std::set<int>{17, 18, 50} : std::set<int>{1};
+    const std::set<int> laggards = size == 100 ? std::set<int>{17, 18, 50} : std::set<int>{1};
     int hops = 0;
     while (1 << hops < size) ++hops;
     for (uint64_t sequence : {3, 4}) {
-      crowd.tell_of_wait(late, sequence);
-      crowd.tell_of_wait(late, sequence);
+      crowd.tell_of_wait(laggards, sequence);
+      crowd.tell_of_wait(laggards, sequence);
       for (int r : crowd.members)
-        if (!late.count(r)) EXPECT(crowd.late(r, sequence) == late);
+        if (!laggards.count(r)) EXPECT(crowd.laggards(r, sequence) == laggards);
     }
-    EXPECT(crowd.sent(0) <= 8 * hops);
+    EXPECT(crowd.sends(0) <= 8 * hops);
     EXPECT(crowd.partners(0) <= 2 * static_cast<size_t>(hops));
   }
 }
@@ -188,8 +188,8 @@ TEST(peers_that_are_ahead_are_not_late) {
     crowd.tell_of_wait({2, 3}, 8);
     crowd.tell_of_wait({0, 1, 2}, 7);
   }
-  EXPECT(crowd.late(3, 7) == std::set<int>{2});
-  for (int rank : {0, 1}) EXPECT((crowd.late(rank, 8) == std::set<int>{2, 3}));
+  EXPECT(crowd.laggards(3, 7) == std::set<int>{2});
+  for (int rank : {0, 1}) EXPECT((crowd.laggards(rank, 8) == std::set<int>{2, 3}));
 }
 
 // Where the links between hosts are down, only the ranks behind them are late.
@@ -203,7 +203,7 @@ TEST(peers_of_a_host_know_of_one_another_without_the_other_hosts) {
       std::set<int> beyond;
       for (int other : crowd.members)
         if (crowd.is_cut(r, other)) beyond.insert(other);
-      EXPECT(crowd.late(r, 3) == beyond);
+      EXPECT(crowd.laggards(r, 3) == beyond);
     }
   }
 }
@@ -224,7 +224,7 @@ TEST(peers_hear_of_an_end_by_their_neighbors) {
     EXPECT_EQ(crowd[r].trouble(42, 0, 0), "rank 42 has given up: too tired");
     const int neighbor = (r + 1) % 100;
     if (neighbor != 42) EXPECT_EQ(crowd[r].trouble(neighbor, 0, 0), crowd[r].trouble(42, 0, 0));
-    EXPECT(crowd.sent(r) <= 28);  // one control message passed on, and its own, to 14 neighbors
+    EXPECT(crowd.sends(r) <= 28);  // one control message passed on, and its own, to 14 neighbors
     EXPECT(crowd.partners(r) <= 14);
   }
 }
@@ -232,7 +232,7 @@ TEST(peers_hear_of_an_end_by_their_neighbors) {
 TEST(peers_are_told_when_they_have_asked) {
   Crowd crowd(64);
   crowd[0].waiting(-2, 5, {11}, 0);  // a message of a rank that is no neighbor
-  EXPECT_EQ(crowd.sent(0), 1);
+  EXPECT_EQ(crowd.sends(0), 1);
   crowd[11].left();
   crowd.listen();
   EXPECT_CONTAINS(crowd[0].trouble(11, -2, 5), "rank 11 has left");

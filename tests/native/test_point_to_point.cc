@@ -10,13 +10,8 @@
 namespace ringar::test {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kMessages = 40;
-constexpr size_t kLargest = 300'000;
-#else
-constexpr int kMessages = 200;
-constexpr size_t kLargest = 1'500'000;
-#endif
+constexpr int kMessages = kSanitized ? 40 : 200;
+constexpr size_t kLargest = kSanitized ? 300'000 : 1'500'000;
 
 // Sizes of a stream of messages: none, few bytes, and now and then the longest so far.
 Dims dims_of(int message) {
@@ -26,8 +21,7 @@ Dims dims_of(int message) {
 }
 
 void stream_from_0_to_1(Rank& me) {
-  const auto engine = me.engine();
-  EXPECT_OK(engine->start());
+  const auto engine = me.start();
   for (int i = 0; i < kMessages; ++i) {
     const auto seed = static_cast<uint64_t>(i);
     if (me.rank == 0) {
@@ -53,8 +47,7 @@ TEST(messages_arrive_in_order_among_threads) {
 
 // Every rank to and from every other one, all at once, with an allreduce now and then.
 void everybody_to_everybody(Rank& me) {
-  const auto engine = me.engine();
-  EXPECT_OK(engine->start());
+  const auto engine = me.start();
   std::vector<std::unique_ptr<Send>> sends;
   std::vector<std::unique_ptr<Recv>> recvs;
   constexpr int kRounds = 8;
@@ -104,35 +97,33 @@ TEST(messages_among_everybody_as_threads) {
 TEST(messages_of_several_threads) {
   for (const Hosts& hosts : {Hosts{{3}}, Hosts{{2, 1}}})
     on_threads(hosts, [](Rank& me) {
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
-      std::atomic<int> wrong{0};
+      const auto engine = me.start();
+      std::atomic<int> failures{0};
       std::vector<std::thread> threads;
       for (int r = 0; r < me.size; ++r) {
         if (r == me.rank) continue;
         threads.emplace_back([&, r] {
           for (int i = 0; i < 30; ++i) {
             Send send(r);
-            if (!engine->run(send.with({i * 50}, 1)).ok()) ++wrong;
+            if (!engine->run(send.with({i * 50}, 1)).ok()) ++failures;
           }
         });
         threads.emplace_back([&, r] {
           for (int i = 0; i < 30; ++i) {
             Recv recv(r);
-            if (!engine->run(recv.of({i * 50})).ok()) ++wrong;
+            if (!engine->run(recv.of({i * 50})).ok()) ++failures;
           }
         });
       }
       for (std::thread& thread : threads) thread.join();
-      EXPECT_EQ(wrong.load(), 0);
+      EXPECT_EQ(failures.load(), 0);
     });
 }
 
 // Two messages are on their way without a receiver; the third one waits for it.
 TEST(messages_wait_for_one_of_two_buffers) {
   on_pairs([](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     if (me.rank == 1) {
       me.await(0, 1);
       for (uint64_t i = 0; i < 3; ++i) {
@@ -160,11 +151,10 @@ TEST(messages_wait_for_one_of_two_buffers) {
 TEST(messages_that_wait_hold_up_nothing) {
   for (const Hosts& hosts : {Hosts{{3}}, Hosts{{1, 2}}})
     on_processes(hosts, [](Rank& me) {
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       const int next = (me.rank + 1) % 3, before = (me.rank + 2) % 3;
-      Recv late(before), later(before);
-      engine->submit(&late.of({5}));
+      Recv recv(before), later(before);
+      engine->submit(&recv.of({5}));
       engine->submit(&later.of({6}));
       TestRequest reduce(allreduce_spec("meanwhile"));
       add_ones(reduce, me.rank, 10);
@@ -174,14 +164,14 @@ TEST(messages_that_wait_hold_up_nothing) {
       Recv forth(next);
       EXPECT_OK(engine->run(forth.of({3})));
       forth.expect({3}, 3);
-      EXPECT_EQ(late.place(), -1);
+      EXPECT_EQ(recv.place(), -1);
       me.meet(0);
       Send first(next), second(next);
       EXPECT_OK(engine->run(first.with({5}, 1)));
       EXPECT_OK(engine->run(second.with({6}, 2)));
-      EXPECT_OK(late.wait());
+      EXPECT_OK(recv.wait());
       EXPECT_OK(later.wait());
-      late.expect({5}, 1);
+      recv.expect({5}, 1);
       later.expect({6}, 2);
       me.meet(1);
     });
@@ -189,15 +179,14 @@ TEST(messages_that_wait_hold_up_nothing) {
 
 TEST(messages_of_several_arrays) {
   on_pairs([](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
-    const What what{"many words", "complex64"};
+    const auto engine = me.start();
+    const Envelope envelope{"many words", "complex64"};
     if (me.rank == 0) {
-      Send send(1, what);
+      Send send(1, envelope);
       send.with({2, 3}, 0).with({}, 1).with({0, 4}, 2).with({1, 1, 1, 1, 1, 1, 1, 5}, 3);
       EXPECT_OK(engine->run(send));
     } else {
-      Recv recv(0, what);
+      Recv recv(0, envelope);
       recv.of({-1, 3}).of({}).of({-1, -1}).of({1, 1, 1, 1, 1, 1, 1, -1});
       EXPECT_OK(engine->run(recv));
       recv.expect({2, 3}, 0, 0);
@@ -214,11 +203,10 @@ TEST(messages_of_several_arrays) {
 TEST(messages_in_process_sets) {
   for (const Hosts& hosts : {Hosts{{3}}, Hosts{{1, 2}}})
     on_processes(hosts, [](Rank& me) {
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       int id = 0;
       EXPECT_OK(engine->add_process_set({2, 0}, &id));
-      const What in_set{"", "float32", id};
+      const Envelope in_set{"", "float32", id};
       if (me.rank == 0) {
         Send first(0, in_set), second(2);
         EXPECT_OK(engine->run(first.with({2}, 1)));
@@ -240,8 +228,7 @@ TEST(messages_in_process_sets) {
 // A message comes in its turn, like a collective, and ends the step that it fails in.
 TEST(messages_come_in_their_turn) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const int other = 1 - me.rank;
     for (int64_t step = 1; step < 30; ++step) {
       uint64_t tickets[4];
@@ -275,8 +262,7 @@ TEST(messages_come_in_their_turn) {
 // of it after some short ones.
 TEST(messages_give_back_what_they_have_outgrown) {
   on_processes(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const auto pages = [&] {
       struct stat file{};
       EXPECT_EQ(fstat(me.config.segment_fd, &file), 0);
@@ -315,8 +301,7 @@ TEST(messages_between_hosts_free_what_the_last_did_not_need) {
 // Streams of different tags know nothing of each other: what is not received of one is in nobody's
 // way, nor found by another.
 void streams_by_tag(Rank& me) {
-  const auto engine = me.engine();
-  EXPECT_OK(engine->start());
+  const auto engine = me.start();
   const int other = 1 - me.rank;
   const std::vector<int> tags{3, -1, Spec::kUserTags - 1, -Spec::kPipelineTags};
   const auto seed = [](int tag, int i) { return static_cast<uint64_t>(10 * (tag + 5000) + i); };
@@ -353,8 +338,7 @@ TEST(messages_of_different_tags_among_threads) {
 // stream was emptied or forgotten.
 TEST(messages_of_many_tags_take_little_memory) {
   on_processes(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const auto pages = [&] {
       struct stat file{};
       EXPECT_EQ(fstat(me.config.segment_fd, &file), 0);
@@ -364,9 +348,9 @@ TEST(messages_of_many_tags_take_little_memory) {
     constexpr int64_t kBytes = 100'000;
     const int64_t before = pages();
     for (int tag = -kStreams; tag < kStreams; ++tag) {
-      const What what{"", "uint8", 0, tag};
+      const Envelope envelope{"", "uint8", 0, tag};
       for (uint64_t i = 0; i < 2; ++i) {
-        Send send(1, what);
+        Send send(1, envelope);
         if (me.rank == 0) EXPECT_OK(engine->run(send.with({kBytes}, i)));
       }
       const int turn = tag + kStreams + 1;
@@ -377,7 +361,7 @@ TEST(messages_of_many_tags_take_little_memory) {
       }
       me.await(0, turn);
       for (uint64_t i = 0; i < 2 && tag >= 0; ++i) {
-        Recv recv(0, what);
+        Recv recv(0, envelope);
         EXPECT_OK(engine->run(recv.of({kBytes})));
         recv.expect({kBytes}, i);
       }
@@ -391,8 +375,7 @@ TEST(messages_of_many_tags_take_little_memory) {
 
 TEST(messages_count_as_traffic_of_the_sender) {
   on_processes(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     Traffic::instance().reset();
     for (int i = 0; i < 3; ++i) {
       Send send(1, {"maps"});

@@ -12,9 +12,9 @@ namespace {
 // sent; and the next message arrives.
 TEST(messages_that_are_not_expected_are_refused) {
   struct Case {
-    What sent;
+    Envelope send;
     Dims dims;
-    What wanted;
+    Envelope recv;
     Dims open;
     const char* at_sender;
     const char* at_receiver;
@@ -28,32 +28,31 @@ TEST(messages_that_are_not_expected_are_refused) {
       {{"", "float32", 1}, {3}, {}, {3}, "send of float32[3] in process set 1", "float32[3]"},
   };
   on_pairs([&](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     int id = 0;
     EXPECT_OK(engine->add_process_set({0, 1}, &id));
-    for (const Case& one : cases) {
+    for (const Case& test_case : cases) {
       if (me.rank == 0) {
-        Send wrong(1, one.sent);
-        EXPECT_OK(engine->run(wrong.with(one.dims)));
-        me.meet(1 + static_cast<int>(&one - cases.data()));
+        Send refused(1, test_case.send);
+        EXPECT_OK(engine->run(refused.with(test_case.dims)));
+        me.meet(1 + static_cast<int>(&test_case - cases.data()));
         if (me.mesh) nap(30);  // the answer is on its way
         Send next(1);
         const Status status = engine->run(next.with({4}));
         EXPECT_EQ(status.code(), RINGAR_MISMATCH);
         EXPECT_CONTAINS(status.message(),
                         "rank 0 | send to rank 1 of float32[4]: this one was not");
-        EXPECT_CONTAINS(status.message(), std::string("rank 0: ") + one.at_sender);
-        EXPECT_CONTAINS(status.message(), one.at_receiver);
+        EXPECT_CONTAINS(status.message(), std::string("rank 0: ") + test_case.at_sender);
+        EXPECT_CONTAINS(status.message(), test_case.at_receiver);
         EXPECT_OK(engine->run(next));
       } else {
-        Recv wrong(0, one.wanted);
-        const Status status = engine->run(wrong.of(one.open));
+        Recv refused(0, test_case.recv);
+        const Status status = engine->run(refused.of(test_case.open));
         EXPECT_EQ(status.code(), RINGAR_MISMATCH);
         EXPECT_CONTAINS(status.message(), "rank 1 | recv");
-        EXPECT_CONTAINS(status.message(), std::string("rank 0: ") + one.at_sender);
-        EXPECT_CONTAINS(status.message(), one.at_receiver);
-        me.meet(1 + static_cast<int>(&one - cases.data()));
+        EXPECT_CONTAINS(status.message(), std::string("rank 0: ") + test_case.at_sender);
+        EXPECT_CONTAINS(status.message(), test_case.at_receiver);
+        me.meet(1 + static_cast<int>(&test_case - cases.data()));
         Recv next(0);
         EXPECT_OK(engine->run(next.of({4})));
         next.expect({4});
@@ -67,8 +66,7 @@ TEST(messages_that_are_not_expected_are_refused) {
 // Of many arrays the odd one is in the text.
 TEST(messages_of_many_arrays_are_refused_by_the_odd_one) {
   on_processes(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     if (me.rank == 0) {
       Send send(1);
       for (int64_t i = 0; i < 20; ++i) send.with({i});
@@ -89,8 +87,7 @@ TEST(messages_of_many_arrays_are_refused_by_the_odd_one) {
 // The sender learns of a refusal while it waits for a free buffer.
 TEST(messages_that_wait_learn_of_a_refusal) {
   on_pairs([](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     if (me.rank == 0) {
       for (const char* name : {"wrong", "right"}) {
         Send send(1, {name});
@@ -118,8 +115,7 @@ TEST(messages_that_wait_learn_of_a_refusal) {
 
 TEST(messages_to_nobody_are_refused) {
   on_processes(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int peer : {-1, 2, me.rank}) {
       Send send(peer);
       EXPECT_EQ(engine->run(send.with({1})).code(), RINGAR_MISMATCH);
@@ -144,8 +140,7 @@ void expect_loss(const Status& status, const std::string& begin, const std::stri
 // be received. Rank 2 learns of it by rank 0.
 void check_death(bool sends) {
   const auto all = endings(3, [&](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     if (me.rank == 1) {
       Send last(0);
       EXPECT_OK(engine->run(last.with({7}, 7)));
@@ -204,8 +199,7 @@ TEST(messages_to_a_rank_that_dies) {
 TEST(messages_of_a_rank_that_has_left) {
   for (const Hosts& hosts : {kOneHost, kTwoHosts, Hosts{{2, 1}}})
     on_processes(hosts, [](Rank& me) {
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       const int receiver = me.size - 1;
       if (me.rank == 0) {
         Send small(receiver), large(receiver);
@@ -233,8 +227,7 @@ TEST(messages_of_a_rank_that_has_left) {
 TEST(messages_have_a_deadline) {
   on_pairs([](Rank& me) {
     me.config.deadline = 0.4;
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     if (me.rank == 1) return me.await(0, 1);
     Recv recv(1, {"loss"});
     const auto start = std::chrono::steady_clock::now();
@@ -246,8 +239,8 @@ TEST(messages_have_a_deadline) {
     EXPECT(engine->has_failed());
     for (int i = 0; i < 3; ++i) {
       Send send(1);
-      const Status sent = engine->run(send.with({4}));
-      EXPECT_EQ(sent.ok(), i < 2);
+      const Status outcome = engine->run(send.with({4}));
+      EXPECT_EQ(outcome.ok(), i < 2);
     }
     me.add(0);
   });
@@ -258,16 +251,15 @@ TEST(messages_have_a_deadline) {
 TEST(messages_that_are_forgotten) {
   on_pairs([](Rank& me) {
     me.config.deadline = 0.4;
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
-    const What what{"lost", "float32", 0, -7};
+    const auto engine = me.start();
+    const Envelope envelope{"lost", "float32", 0, -7};
     if (me.rank == 1) {
       engine->forget(0, -7);
       return me.meet(0);
     }
     Status last;
     for (int i = 0; i < 3; ++i) {
-      Send send(1, what);
+      Send send(1, envelope);
       last = engine->run(send.with({1000}));
       if (!last.ok()) break;
     }
@@ -282,8 +274,7 @@ TEST(messages_that_are_forgotten) {
 // Of a receive that was posted and of a caller that waits.
 TEST(messages_end_when_the_engine_stops) {
   on_pairs([](Rank& me) {
-    auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    auto engine = me.start();
     if (me.rank == 1) return me.await(0, 1);
     Recv posted(1), behind(1);
     engine->submit(&posted.of({1}));
@@ -317,8 +308,7 @@ TEST(messages_of_an_earlier_start_are_gone) {
   on_pairs([](Rank& me) {
     for (int generation = 1; generation < 4; ++generation) {
       me.config.generation = generation;
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       const auto seed = static_cast<uint64_t>(generation);
       const Dims dims{100 * generation};
       if (me.rank == 0) {
@@ -344,8 +334,7 @@ TEST(messages_of_an_earlier_start_are_gone) {
 // A step of nothing else is over with it.
 TEST(messages_that_fail_alone_in_their_step) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int64_t step = 1; step < 10; ++step) {
       Send send(1, {"one"});
       Recv recv(0, {"other"});
@@ -369,22 +358,21 @@ TEST(messages_that_fail_alone_in_their_step) {
 TEST(messages_that_fail_take_the_rest_of_their_step_with_them) {
   for (const Hosts& hosts : {Hosts{{3}}, Hosts{{1, 1, 1}}})
     on_threads(hosts, [](Rank& me) {
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       if (me.rank == 0) {
         Send send(1, {"one"});
         EXPECT_OK(engine->run(send.with({2})));
       } else if (me.rank == 1) {
-        Recv recv(0, {"other"}), waits(2), held(0);
-        for (Recv* request : {&recv, &waits, &held}) {
+        Recv recv(0, {"other"}), waits(2), last(0);
+        for (Recv* request : {&recv, &waits, &last}) {
           request->ticket = engine->draw_ticket(1);
           request->step = 1;
           if (request == &waits) engine->draw_ticket(1);
         }
         engine->submit(&waits.of({2}));
-        engine->submit(&held.of({2}));
+        engine->submit(&last.of({2}));
         engine->submit(&recv.of({2}));
-        for (Recv* request : {&recv, &waits, &held}) {
+        for (Recv* request : {&recv, &waits, &last}) {
           EXPECT_EQ(request->wait().code(), RINGAR_MISMATCH);
           EXPECT_CONTAINS(request->wait().message(), "rank 1 | recv \"other\" from rank 0");
         }
@@ -405,8 +393,7 @@ TEST(messages_that_fail_take_the_rest_of_their_step_with_them) {
 TEST(messages_end_with_a_collective_of_their_step_that_fails) {
   for (const Hosts& hosts : {kOneHost, kTwoHosts})
     on_threads(hosts, [](Rank& me) {
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       TestRequest barrier("barrier dtype=uint8 name=of rank " + std::to_string(me.rank));
       if (me.rank == 0) {
         EXPECT_EQ(engine->run(barrier).code(), RINGAR_MISMATCH);

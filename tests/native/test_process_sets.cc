@@ -55,8 +55,7 @@ std::vector<int> added(Engine& engine, const std::vector<Members>& sets) {
 // Each rank issues first what the rank before it issues last.
 void run_in_a_circle(Rank& me) {
   me.config.deadline = limit(3);
-  const auto engine = me.engine();
-  EXPECT_OK(engine->start());
+  const auto engine = me.start();
   const std::vector<Members> sets{{0, 1}, {1, 2}, {0, 2}};
   const std::vector<int> ids = added(*engine, sets);
   const size_t orders[][2] = {{0, 2}, {1, 0}, {2, 1}};
@@ -83,17 +82,16 @@ TEST(process_sets_in_a_circle) {
 TEST(process_sets_of_two_threads) {
   on_threads(2, [](Rank& me) {
     me.config.deadline = limit(3);
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
-    const Members both{0, 1};
-    const std::vector<int> ids = added(*engine, {both, both});
+    const auto engine = me.start();
+    const Members pair{0, 1};
+    const std::vector<int> ids = added(*engine, {pair, pair});
     std::vector<std::thread> threads;
     Status failure[2];
     for (int t = 0; t < 2; ++t)
       threads.emplace_back([&, t] {
         for (int i = 0; i < 20; ++i) {
           if (t != me.rank && i % 10 == 0) nap(20);
-          OfSet request(ids[static_cast<size_t>(t)], both, me.rank, i % 2 ? kShort : kLong);
+          OfSet request(ids[static_cast<size_t>(t)], pair, me.rank, i % 2 ? kShort : kLong);
           const Status status = engine->run(request);
           if (!status.ok()) failure[t] = status;
         }
@@ -108,14 +106,13 @@ TEST(process_sets_of_two_threads) {
 TEST(process_sets_overtake_each_other) {
   on_processes(2, [](Rank& me) {
     me.config.deadline = limit(3);
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
-    const Members both{0, 1};
-    const std::vector<int> ids = added(*engine, {both, both});
-    OfSet large(ids[0], both, me.rank, kLong);
+    const auto engine = me.start();
+    const Members pair{0, 1};
+    const std::vector<int> ids = added(*engine, {pair, pair});
+    OfSet large(ids[0], pair, me.rank, kLong);
     if (me.rank == 0) engine->submit(&large);
     for (int i = 0; i < 10; ++i) {
-      OfSet small(ids[1], both, me.rank, kShort);
+      OfSet small(ids[1], pair, me.rank, kShort);
       EXPECT_OK(engine->run(small));
       small.expect_sum();
     }
@@ -130,12 +127,11 @@ TEST(process_sets_overtake_each_other) {
 // Tickets are those of their set.
 TEST(process_sets_have_tickets_of_their_own) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
-    const Members both{0, 1};
-    const std::vector<int> ids = added(*engine, {both, both});
+    const auto engine = me.start();
+    const Members pair{0, 1};
+    const std::vector<int> ids = added(*engine, {pair, pair});
     for (int64_t step = 1; step < 30; ++step) {
-      OfSet first(ids[0], both, me.rank, kLong), second(ids[1], both, me.rank, kShort);
+      OfSet first(ids[0], pair, me.rank, kLong), second(ids[1], pair, me.rank, kShort);
       first.step = second.step = step;
       first.ticket = engine->draw_ticket(step, ids[0]);
       second.ticket = engine->draw_ticket(step, ids[1]);
@@ -152,12 +148,11 @@ TEST(process_sets_have_tickets_of_their_own) {
 // Rank 1 is in a collective that rank 0 drops, since one of its set with rank 2 has failed.
 TEST(process_sets_hear_of_a_step_that_has_failed) {
   on_processes(3, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const std::vector<Members> sets{{0, 1}, {0, 2}};
     const std::vector<int> ids = added(*engine, sets);
     const auto start = std::chrono::steady_clock::now();
-    OfSet dropped(ids[0], sets[0], me.rank, kLong), wrong(ids[1], sets[1], me.rank, kLong);
+    OfSet dropped(ids[0], sets[0], me.rank, kLong), mismatch(ids[1], sets[1], me.rank, kLong);
     if (me.rank == 1) {
       const Status status = engine->run(dropped);
       EXPECT_EQ(status.code(), RINGAR_PEER_LOST);
@@ -166,17 +161,17 @@ TEST(process_sets_hear_of_a_step_that_has_failed) {
       OfSet other(ids[1], sets[1], me.rank, kShort);
       EXPECT_EQ(engine->run(other).code(), RINGAR_MISMATCH);
     } else {
-      wrong.step = dropped.step = 1;
-      wrong.ticket = engine->draw_ticket(1, ids[1]);
+      mismatch.step = dropped.step = 1;
+      mismatch.ticket = engine->draw_ticket(1, ids[1]);
       dropped.ticket = engine->draw_ticket(1, ids[0]);
       // Or what is issued next would meet what rank 1 still has of the step.
-      wrong.on_complete = [&] { EXPECT(engine->process_set(ids[0])->is_broken()); };
-      engine->submit(&wrong);
-      EXPECT_EQ(wrong.wait().code(), RINGAR_MISMATCH);
+      mismatch.on_complete = [&] { EXPECT(engine->process_set(ids[0])->is_broken()); };
+      engine->submit(&mismatch);
+      EXPECT_EQ(mismatch.wait().code(), RINGAR_MISMATCH);
       engine->submit(&dropped);
       EXPECT_EQ(dropped.wait().code(), RINGAR_MISMATCH);
       OfSet next(ids[0], sets[0], me.rank, kShort);
-      EXPECT_EQ(engine->run(next).message(), wrong.wait().message());
+      EXPECT_EQ(engine->run(next).message(), mismatch.wait().message());
     }
     EXPECT(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
     me.meet(0);
@@ -185,14 +180,13 @@ TEST(process_sets_hear_of_a_step_that_has_failed) {
 
 TEST(process_sets_are_removed_behind_what_was_issued) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
-    const Members both{0, 1};
+    const auto engine = me.start();
+    const Members pair{0, 1};
     for (int i = 0; i < 10; ++i) {
-      const int id = added(*engine, {both})[0];
+      const int id = added(*engine, {pair})[0];
       std::vector<std::unique_ptr<OfSet>> requests;
       for (int k = 0; k < 4; ++k) {
-        requests.push_back(std::make_unique<OfSet>(id, both, me.rank, k % 2 ? kShort : kLong));
+        requests.push_back(std::make_unique<OfSet>(id, pair, me.rank, k % 2 ? kShort : kLong));
         engine->submit(requests.back().get());
       }
       EXPECT_OK(engine->remove_process_set(id));
@@ -207,8 +201,7 @@ TEST(process_sets_are_removed_behind_what_was_issued) {
 // One thread is in a collective of the set that another one removes.
 TEST(process_sets_are_removed_while_a_thread_uses_them) {
   on_threads(1, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int i = 0; i < 20; ++i) {
       const int id = added(*engine, {{0}})[0];
       std::atomic<bool> began{false};
@@ -235,15 +228,14 @@ TEST(process_sets_are_removed_while_a_thread_uses_them) {
 // What a thread has found stays while it looks at it.
 TEST(process_sets_are_removed_while_a_thread_asks_for_them) {
   on_threads(1, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     std::atomic<int> id{0};
-    int wrong = 0;
+    int errors = 0;
     std::thread user([&] {
-      for (int asked = 0; asked >= 0; asked = id.load()) {
-        const auto set = engine->process_set(asked);
+      for (int key = 0; key >= 0; key = id.load()) {
+        const auto set = engine->process_set(key);
         std::this_thread::sleep_for(std::chrono::microseconds(50));
-        if (set && set->size() != 1) ++wrong;
+        if (set && set->size() != 1) ++errors;
       }
     });
     for (int i = 0; i < 300; ++i) {
@@ -252,7 +244,7 @@ TEST(process_sets_are_removed_while_a_thread_asks_for_them) {
     }
     id.store(-1);
     user.join();
-    EXPECT_EQ(wrong, 0);
+    EXPECT_EQ(errors, 0);
   });
 }
 

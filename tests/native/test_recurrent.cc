@@ -40,17 +40,17 @@ TEST(recurrent_lstm_keeps_its_carry) {
       Problem<Lstm<double>> p(layer);
       const Reference<Lstm<double>> reference(p);
       run_forward(p, level);
-      Doubles received, wanted;
+      Doubles received, expected;
       for (int64_t b = 0; b < 17; ++b) {
         const std::vector<Doubles> states = reference.states(b);
         for (int64_t t = 0; t < 9; ++t) {
           const Doubles& state = states[static_cast<size_t>(t) + 1];
-          wanted.insert(wanted.end(), state.begin() + 20, state.end());
-          const auto c = p.kept.begin() + ((b * 9 + t) * 5 + 4) * 20;
+          expected.insert(expected.end(), state.begin() + 20, state.end());
+          const auto c = p.cache.begin() + ((b * 9 + t) * 5 + 4) * 20;
           received.insert(received.end(), c, c + 20);
         }
       }
-      expect_close(received, wanted, describe<Lstm<double>>(level, layer) + ", c");
+      expect_close(received, expected, describe<Lstm<double>>(level, layer) + ", c");
     }
 }
 
@@ -99,11 +99,11 @@ TEST(recurrent_every_number_of_features) {
     for (int64_t features : {0, 1, 2, 3, 7, 16, 17, 40, 300})
       for (auto [batch, steps, units] :
            {std::array<int64_t, 3>{3, 5, 20}, {17, 19, 7}, {1, 40, 16}})
-        for (int absent = 0; absent < 4; ++absent) {
+        for (int bits = 0; bits < 4; ++bits) {
           Layer layer{{batch, steps, features, units}};
-          layer.masking = absent & 1 ? Masking::kRandom : Masking::kNone;
-          layer.bias = !(absent & 1);
-          layer.d_inputs = !(absent & 2);
+          layer.masking = bits & 1 ? Masking::kRandom : Masking::kNone;
+          layer.bias = !(bits & 1);
+          layer.d_inputs = !(bits & 2);
           check_against_reference<Cell>(level, layer);
         }
     check_against_reference<Cell>(level, {{2, 0, 40, 5}});
@@ -120,9 +120,9 @@ TEST(recurrent_masked_inputs_do_not_count) {
       for (int64_t t = 0; t < 9; ++t)
         for (int64_t f = 0; p.is_masked(b, t) && f < 3; ++f)
           other.inputs[static_cast<size_t>((b * 9 + t) * 3 + f)] += 100;
-    for (Problem<Cell>* one : {&p, &other}) {
-      run_forward(*one, level);
-      run_backward(*one, level);
+    for (Problem<Cell>* problem : {&p, &other}) {
+      run_forward(*problem, level);
+      run_backward(*problem, level);
     }
     EXPECT(p.h == other.h);
     EXPECT(p.d_kernel == other.d_kernel && p.d_bias == other.d_bias);
@@ -138,14 +138,14 @@ TEST(recurrent_every_activation_mask_and_absence) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     for (Activation activation : kActivations)
       for (Masking masking : {Masking::kNone, Masking::kRandom, Masking::kLeading, Masking::kAll})
-        for (int absent = 0; absent < 8; ++absent)
+        for (int bits = 0; bits < 8; ++bits)
           check_against_reference<Cell>(level, {{5, 6, 2, 19},
                                                 activation,
-                                                kGateActivations[absent % 3],
+                                                kGateActivations[bits % 3],
                                                 masking,
-                                                !(absent & 1),
-                                                !(absent & 2),
-                                                !(absent & 4)});
+                                                !(bits & 1),
+                                                !(bits & 2),
+                                                !(bits & 4)});
   });
 }
 
@@ -157,9 +157,9 @@ Doubles finite_differences(Reference<Cell>& reference, Doubles& variables) {
   for (double& x : variables) {
     const double saved = x;
     x = saved + kStep;
-    const double more = reference.loss();
+    const double loss = reference.loss();
     x = saved - kStep;
-    differences.push_back((more - reference.loss()) / (2 * kStep));
+    differences.push_back((loss - reference.loss()) / (2 * kStep));
     x = saved;
   }
   return differences;
@@ -192,13 +192,13 @@ TEST(recurrent_backward_is_what_finite_differences_say) {
 
 // Every array has what `backward` wrote for [first, last), and nothing else.
 template <typename T>
-void expect_rows(const std::vector<T>& received, const std::vector<T>& whole, int64_t batch,
+void expect_rows(const std::vector<T>& received, const std::vector<T>& expected, int64_t batch,
                  int64_t first, int64_t last, T unwritten) {
-  const size_t row = whole.size() / static_cast<size_t>(batch);
-  for (size_t i = 0; i < whole.size(); ++i) {
+  const size_t row = expected.size() / static_cast<size_t>(batch);
+  for (size_t i = 0; i < expected.size(); ++i) {
     const auto b = static_cast<int64_t>(i / row);
     if (b >= first && b < last)
-      EXPECT(std::fabs(received[i] - whole[i]) < kTolerance<T>);
+      EXPECT(std::fabs(received[i] - expected[i]) < kTolerance<T>);
     else
       EXPECT_EQ(received[i], unwritten);
   }
@@ -211,14 +211,14 @@ TEST(recurrent_ranges_keep_to_themselves) {
     for (int64_t units : {1, 3, 20})
       for (auto [first, last] : {std::pair<int64_t, int64_t>{0, 3}, {3, 4}, {4, 23}, {7, 7}}) {
         const Layer layer{{23, 5, 3, units}};
-        Problem<Cell> whole(layer), part(layer);
-        run_forward(whole, level);
-        run_backward(whole, level);
+        Problem<Cell> batch(layer), part(layer);
+        run_forward(batch, level);
+        run_backward(batch, level);
         run_forward(part, level, first, last);
-        expect_rows(part.h, whole.h, 23, first, last, part.kUnwritten);
+        expect_rows(part.h, batch.h, 23, first, last, part.kUnwritten);
         run_backward(part, level, first, last);
-        expect_rows(part.d_inputs, whole.d_inputs, 23, first, last, part.kUnwritten);
-        expect_rows(part.d_h0, whole.d_h0, 23, first, last, part.kUnwritten);
+        expect_rows(part.d_inputs, batch.d_inputs, 23, first, last, part.kUnwritten);
+        expect_rows(part.d_h0, batch.d_h0, 23, first, last, part.kUnwritten);
         Reference<Cell> reference(part);
         reference.backward(first, last);
         reference.d_inputs.assign(part.d_inputs.begin(), part.d_inputs.end());
@@ -226,7 +226,7 @@ TEST(recurrent_ranges_keep_to_themselves) {
         part.forget_gradients();
         if constexpr (CellOf<Cell>::kStates == 1)
           run_way_back(part, level, [&](const auto& kernels, const T* packed, const auto& back) {
-            kernels.gradients(part.cell(), packed, back, whole.h.data(), first, last);
+            kernels.gradients(part.cell(), packed, back, batch.h.data(), first, last);
           });
         expect_rows(part.d_inputs, part.d_inputs, 23, first, last, part.kUnwritten);
         static_assert(std::is_floating_point_v<T>);
@@ -248,15 +248,15 @@ std::vector<E> stretch_of(const std::vector<E>& all, const RecurrentShape& shape
 
 // The stretch as a problem of its own. Its kernels are not to be read: they are packed beforehand.
 template <typename Cell>
-Problem<Cell> stretch_of(const Problem<Cell>& whole, int64_t begin, int64_t end) {
+Problem<Cell> stretch_of(const Problem<Cell>& problem, int64_t begin, int64_t end) {
   using T = typename CellOf<Cell>::T;
-  const RecurrentShape& shape = whole.layer.shape;
-  Layer layer = whole.layer;
+  const RecurrentShape& shape = problem.layer.shape;
+  Layer layer = problem.layer;
   layer.shape.steps = end - begin;
   Problem<Cell> part(layer);
-  part.inputs = stretch_of(whole.inputs, shape, shape.features, begin, end);
-  part.d_states = stretch_of(whole.d_states, shape, shape.units, begin, end);
-  part.mask = stretch_of(whole.mask, shape, 1, begin, end);
+  part.inputs = stretch_of(problem.inputs, shape, shape.features, begin, end);
+  part.d_states = stretch_of(problem.d_states, shape, shape.units, begin, end);
+  part.mask = stretch_of(problem.mask, shape, 1, begin, end);
   part.kernel.assign(part.kernel.size(), std::numeric_limits<T>::quiet_NaN());
   part.recurrent.assign(part.recurrent.size(), std::numeric_limits<T>::quiet_NaN());
   return part;
@@ -272,7 +272,7 @@ auto last_state(const Problem<Cell>& p) {
     const auto h = p.h.begin() + row * s.units;
     state.insert(state.end(), h, h + s.units);
     if (CellOf<Cell>::kStates == 1) continue;
-    const auto c = p.kept.begin() + (row * CellOf<Cell>::kKept + 4) * s.units;
+    const auto c = p.cache.begin() + (row * CellOf<Cell>::kKept + 4) * s.units;
     state.insert(state.end(), c, c + s.units);
   }
   return state;
@@ -283,36 +283,37 @@ void check_stretches(const Recurrent& level, const Layer& layer, int64_t steps) 
   const std::string name = describe<Cell>(level, layer) + ", in stretches of " + show(steps);
   const auto& kernels = kernels_of<Cell>(*level.kernels);
   const RecurrentShape& shape = layer.shape;
-  Problem<Cell> whole(layer);
-  run_forward(whole, level);
-  run_backward(whole, level);
-  const auto packed = packed_of(whole, kernels), packed_back = packed_back_of(whole, kernels);
-  auto sums = zeros_for_sums(whole, kernels);
+  Problem<Cell> reference(layer);
+  run_forward(reference, level);
+  run_backward(reference, level);
+  const auto packed = packed_of(reference, kernels),
+             packed_back = packed_back_of(reference, kernels);
+  auto sums = zeros_for_sums(reference, kernels);
 
   std::vector<Problem<Cell>> parts;
   for (int64_t begin = 0; begin < shape.steps; begin += steps) {
-    auto state = parts.empty() ? whole.h0 : last_state(parts.back());
-    parts.push_back(stretch_of(whole, begin, std::min(begin + steps, shape.steps)));
+    auto state = parts.empty() ? reference.h0 : last_state(parts.back());
+    parts.push_back(stretch_of(reference, begin, std::min(begin + steps, shape.steps)));
     parts.back().h0 = std::move(state);
     kernels.forward(parts.back().cell(), packed.data(), 0, shape.batch);
   }
-  auto d_last = whole.d_last;
+  auto d_last = reference.d_last;
   for (int64_t i = static_cast<int64_t>(parts.size()) - 1; i >= 0; --i) {
     Problem<Cell>& part = parts[static_cast<size_t>(i)];
     part.d_last = d_last;
     kernels.backward(part.cell(), packed_back.data(), part.backward(sums), 0, shape.batch);
     d_last = part.d_h0;
     const int64_t begin = i * steps, end = begin + part.layer.shape.steps;
-    expect_close(part.h, stretch_of(whole.h, shape, shape.units, begin, end), name + ", h");
+    expect_close(part.h, stretch_of(reference.h, shape, shape.units, begin, end), name + ", h");
     if (layer.d_inputs)
-      expect_close(part.d_inputs, stretch_of(whole.d_inputs, shape, shape.features, begin, end),
+      expect_close(part.d_inputs, stretch_of(reference.d_inputs, shape, shape.features, begin, end),
                    name + ", d_inputs");
   }
-  expect_close(parts[0].d_h0, whole.d_h0, name + ", d_h0");
-  Problem<Cell> written(layer);
-  kernels.write_sums(shape, sums.data(), written.weights());
-  written.layer.d_inputs = false;
-  expect_same_gradients(written, whole, name);
+  expect_close(parts[0].d_h0, reference.d_h0, name + ", d_h0");
+  Problem<Cell> output(layer);
+  kernels.write_sums(shape, sums.data(), output.weights());
+  output.layer.d_inputs = false;
+  expect_same_gradients(output, reference, name);
 }
 
 TEST(recurrent_stretches_share_what_is_packed_and_summed) {
@@ -390,12 +391,12 @@ void check_activations(const Recurrent& level) {
   for (Activation activation : kActivations) {
     const std::vector<T> h = activated(level, activation, z);
     for (size_t i = 0; i < z.size(); ++i) {
-      const double wanted = value_of(activation, static_cast<double>(z[i]));
-      if (!(std::fabs(static_cast<double>(h[i]) - wanted) <=
-            tolerance * std::fmax(1, std::fabs(wanted))))
+      const double expected = value_of(activation, static_cast<double>(z[i]));
+      if (!(std::fabs(static_cast<double>(h[i]) - expected) <=
+            tolerance * std::fmax(1, std::fabs(expected))))
         fail(__FILE__, __LINE__,
              std::string(level.name) + ", activation " + show(activation) + " of " + show(z[i]) +
-                 ": expected " + show(wanted) + ", received " + show(h[i]));
+                 ": expected " + show(expected) + ", received " + show(h[i]));
     }
     const T nan = std::numeric_limits<T>::quiet_NaN();
     EXPECT(std::isnan(activated<T>(level, activation, {0, nan, 1})[1]));

@@ -37,24 +37,24 @@ TEST(recurrent_jacobians_are_what_finite_differences_say) {
         const Reference<Cell> reference(p);
         run_forward(p, level);
         const auto received = jacobians_of(p, level);
-        Doubles wanted(received.size());
+        Doubles expected(received.size());
         const auto n = static_cast<size_t>(units);
         for (int64_t b = 0; b < 3; ++b) {
           const std::vector<Doubles> h = reference.states(b);
           for (int64_t t = 0; t < 3; ++t)
             for (size_t j = 0; j < n; ++j) {
-              Doubles more = h[static_cast<size_t>(t)], less = more;
-              more[j] += kStep;
-              less[j] -= kStep;
-              more = reference.next(more, reference.row(b, t));
-              less = reference.next(less, reference.row(b, t));
+              Doubles plus = h[static_cast<size_t>(t)], minus = plus;
+              plus[j] += kStep;
+              minus[j] -= kStep;
+              plus = reference.next(plus, reference.row(b, t));
+              minus = reference.next(minus, reference.row(b, t));
               for (size_t i = 0; i < n; ++i)
-                wanted[(static_cast<size_t>(t * 3 + b) * n + i) * n + j] =
-                    (more[i] - less[i]) / (2 * kStep);
+                expected[(static_cast<size_t>(t * 3 + b) * n + i) * n + j] =
+                    (plus[i] - minus[i]) / (2 * kStep);
             }
         }
         using T = typename CellOf<Cell>::T;
-        expect_close(received, wanted, describe<Cell>(level, layer),
+        expect_close(received, expected, describe<Cell>(level, layer),
                      std::is_same_v<T, float> ? 1e-5 : 1e-8);
       }
   });

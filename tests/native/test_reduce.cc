@@ -14,6 +14,7 @@
 #include "engine/reduce.h"
 #include "engine/reduce_levels.h"
 #include "engine/shared_change.h"
+#include "kernel_levels.h"
 #include "reference.h"
 
 namespace ringar::test {
@@ -26,18 +27,14 @@ struct Level {
 
 // Those that this machine can run; the first one is the baseline.
 std::vector<Level> levels() {
-  std::vector<Level> found{{"baseline", reduce_baseline}};
+  std::vector<Level> list{{"baseline", reduce_baseline}};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c"))
-    found.push_back({"avx2", reduce_avx2});
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    found.push_back({"avx512", reduce_avx512});
+  if (has_avx2()) list.push_back({"avx2", reduce_avx2});
+  if (has_avx512()) list.push_back({"avx512", reduce_avx512});
 #elif defined(__aarch64__)
-  found.push_back({"neon", reduce_neon});
+  list.push_back({"neon", reduce_neon});
 #endif
-  return found;
+  return list;
 }
 
 std::vector<DataType> reducible() {
@@ -184,9 +181,10 @@ TEST(reduce_gives_the_same_bits_at_every_place) {
         const size_t size = size_of(dtype);
         std::vector<Bytes> terms;
         for (uint64_t t = 0; t < 2; ++t) {
-          const Bytes one = random_bytes(dtype, 1, 2 * seed + t, t == 0 ? 256 : 0);
+          const Bytes block = random_bytes(dtype, 1, 2 * seed + t, t == 0 ? 256 : 0);
           Bytes& term = terms.emplace_back();
-          for (size_t i = 0; i < kElements; ++i) term.insert(term.end(), one.begin(), one.end());
+          for (size_t i = 0; i < kElements; ++i)
+            term.insert(term.end(), block.begin(), block.end());
         }
         Sample s{dtype, op, 2, kElements};
         for (const Level& level : levels()) {
@@ -240,8 +238,8 @@ TEST(sums_keep_denormals_whatever_the_thread_does) {
     change_elements({DataType::kFloat32, false, bytes_of(summands), nullptr}, bytes_of(racy), 100);
     change_elements({DataType::kFloat32, true, bytes_of(now), bytes_of(zeros)}, bytes_of(moved),
                     100);
-    const volatile float mine = least;
-    after = mine + mine;
+    const volatile float value = least;
+    after = value + value;
   }
   EXPECT_EQ(after, 0.0f);  // the thread's mode is what it was
   for (const auto* sums : {&sum, &atomic, &racy, &moved})
@@ -249,9 +247,10 @@ TEST(sums_keep_denormals_whatever_the_thread_does) {
 }
 
 TEST(reduce_dispatches_to_a_known_level) {
-  bool known = false;
-  for (const Level& level : levels()) known = known || std::string(level.name) == cpu_level_name();
-  EXPECT(known);
+  bool is_known = false;
+  for (const Level& level : levels())
+    is_known = is_known || std::string(level.name) == cpu_level_name();
+  EXPECT(is_known);
 }
 
 }  // namespace

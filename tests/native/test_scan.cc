@@ -59,11 +59,11 @@ void expect_serial_at_all_levels(const ChainCase& of, int threads) {
 }
 
 template <typename T>
-void expect_nothing_leaks(T bad, int levels, bool adjoint, int threads) {
+void expect_nothing_leaks(T value, int levels, bool adjoint, int threads) {
   const ChainCase of{37, 2, 5, adjoint, true};
   constexpr int64_t kStep = 20, kExample = 1;
   ChainArrays<T> clean(of), spoiled(of);
-  const_cast<T*>(spoiled.matrix(kStep, kExample))[7] = bad;
+  const_cast<T*>(spoiled.matrix(kStep, kExample))[7] = value;
   scan(clean.chain(), levels, threads);
   scan(spoiled.chain(), levels, threads);
   const auto serial = spoiled.serial();
@@ -106,17 +106,17 @@ class CountedChain : public Chain<double> {
       : Chain<double>(arrays.chain().length, arrays.chain().batch, arrays.chain().size, false),
         of_(arrays.chain()) {}
   const double* matrices(int64_t k, int64_t first, int64_t last, double* scratch) const override {
-    ++asked_;
+    ++requests_;
     return of_.matrices(k, first, last, scratch);
   }
   Rows<const double> addends(int64_t k) const override { return of_.addends(k); }
   bool has_addends() const override { return of_.has_addends(); }
   Rows<double> results(int64_t k) const override { return of_.results(k); }
-  int64_t asked() const { return asked_; }
+  int64_t requests() const { return requests_; }
 
  private:
   const DenseChain<double> of_;
-  mutable int64_t asked_ = 0;
+  mutable int64_t requests_ = 0;
 };
 
 const int64_t kSizes[] = {1, 2, 3, 4, 7, 8, 16, 17, 20, 33, 64};
@@ -191,16 +191,16 @@ TEST(scan_asks_for_a_left_leaf_twice_and_for_a_right_one_once) {
     // way down the left one of each pair behind the first; and the end of the chain its last.
     const int64_t positions = length + 1, pairs = (positions - 1) / 2;
     const int64_t up = 2 * pairs - (pairs > 0), down = positions / 2 - 1;
-    EXPECT_EQ(chain.asked(), up + down + 1);
+    EXPECT_EQ(chain.requests(), up + down + 1);
   }
 }
 
 TEST_APART(scan_does_not_depend_on_threads_where_groups_suffice) {
   const ChainCase of{100, 64, 20, true, true};
-  ChainArrays<float> one(of), two(of);
-  scan(one.chain(), 62, 1);
-  scan(two.chain(), 62, 2);
-  EXPECT(one.results == two.results);
+  ChainArrays<float> serial(of), parallel(of);
+  scan(serial.chain(), 62, 1);
+  scan(parallel.chain(), 62, 2);
+  EXPECT(serial.results == parallel.results);
 }
 
 TEST_APART(scan_reduces_a_chain_to_one_map) {

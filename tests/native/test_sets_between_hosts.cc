@@ -28,8 +28,7 @@ Status barrier(Engine& engine, int id = 0) {
 // rank leaves that has done its part, others, who still wait for what it has sent, go on.
 TEST(between_hosts_process_sets_come_and_go) {
   on_processes(Hosts{{2, 1, 1}}, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     int id = -1;
     for (uint64_t i = 0; i < 100; ++i) {
       const std::vector<int> ranks = i % 2 ? std::vector<int>{3, 0, 2} : std::vector<int>{1, 2};
@@ -54,8 +53,7 @@ TEST(between_hosts_process_sets_come_and_go) {
 
 TEST(between_hosts_process_sets_are_as_many_as_there_are_tags) {
   on_processes(Hosts{{1, 1}}, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     std::vector<int> ids(InterNodeCommunicator::kMostSets - 1);
     for (int& id : ids) EXPECT_OK(engine->add_process_set({1, 0}, &id));
     int id = -1;
@@ -75,8 +73,7 @@ TEST(between_hosts_process_sets_are_as_many_as_there_are_tags) {
 TEST(between_hosts_a_broken_process_set_stays) {
   on_processes(Hosts{{1, 1, 1}}, [](Rank& me) {
     me.config.deadline = 0.3;
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     int id = -1;
     EXPECT_OK(engine->add_process_set({0, 1}, &id));
     if (me.rank == 0) EXPECT_EQ(barrier(*engine, id).code(), RINGAR_DEADLINE);
@@ -93,8 +90,7 @@ TEST(between_hosts_control_messages_of_an_engine_before) {
   on_processes(Hosts{{1, 1}}, [](Rank& me) {
     for (int generation = 1; generation < 4; ++generation) {
       me.config.generation = generation;
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       for (int i = 0; i < 2 * generation; ++i) {
         if (me.rank == 1) nap(60);
         EXPECT_OK(barrier(*engine));
@@ -109,8 +105,7 @@ TEST(between_hosts_control_messages_of_an_engine_before) {
 TEST(between_hosts_all_ranks_refuse_several_arrays_of_an_all_to_all) {
   for (const Hosts& hosts : {Hosts{{2}}, Hosts{{1, 1}}, Hosts{{1, 2}}})
     on_processes(hosts, [](Rank& me) {
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       for (int offenders : {1, me.size}) {
         TestRequest request("alltoall dtype=uint8 name=x");
         for (int i = 0; i < (me.rank < offenders ? 2 : 1); ++i)
@@ -128,8 +123,7 @@ TEST(between_hosts_of_different_sizes_with_small_buffers) {
   for (const Hosts& hosts : {Hosts{{1, 2}}, Hosts{{3, 1, 2}, true}})
     on_processes(hosts, [](Rank& me) {
       setenv("RINGAR_TUNING", "slice=4096", 1);
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       for (size_t bytes :
            {4080, 4096, 8160, 8176, 8180, 8192, 8196, 12272, 12276, 12288, 12292, 16384, 16388}) {
         TestRequest request(allreduce_spec("around"));
@@ -147,8 +141,7 @@ TEST(between_hosts_with_several_streams) {
   for (const Hosts& hosts : {Hosts{{1, 1}}, Hosts{{2, 1, 1, 1}}})
     on_processes(hosts, [](Rank& me) {
       setenv("RINGAR_TUNING", "streams=1", 1);
-      const auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      const auto engine = me.start();
       for (uint64_t seed = 0; seed < 12; ++seed)
         run_plan(random_plan_between_hosts(700 + seed, all_ranks(me.size), 0, 200'000), me.rank,
                  *engine);

@@ -122,9 +122,9 @@ TEST(segment_tells_ranks_with_the_same_pid_apart) {
     EXPECT_EQ(unshare(CLONE_NEWPID), 0);
     const pid_t child = fork();
     if (child > 0) {
-      int ended = 0;
-      EXPECT_EQ(waitpid(child, &ended, 0), child);
-      return EXPECT_EQ(ended, 0);
+      int exit_status = 0;
+      EXPECT_EQ(waitpid(child, &exit_status, 0), child);
+      return EXPECT_EQ(exit_status, 0);
     }
     EXPECT_EQ(getpid(), 1);
     SharedSegment segment(me.config.segment_fd, me.rank, me.size);

@@ -56,26 +56,25 @@ void expect_near(float value, float expected) {
 // Ranks with 10, 20, ... rows: the first collective agrees on what counts as whole.
 TEST(shares_weigh_each_rank_by_its_rows) {
   on_threads(3, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
-    const auto own = static_cast<float>(me.rank + 1);
+    const auto engine = me.start();
+    const auto weight = static_cast<float>(me.rank + 1);
     for (const Output where : {Output::kApart, Output::kInPlace}) {
       const Result uneven =
-          run(engine, average_spec(3, 7), {10 * own, 0, 1}, {own, -2 * own}, where);
+          run(*engine, average_spec(3, 7), {10 * weight, 0, 1}, {weight, -2 * weight}, where);
       expect_near(uneven.array[0], (1 * 1 + 2 * 2 + 3 * 3) / 6.0f);
       expect_near(uneven.array[1], -2 * (1 * 1 + 2 * 2 + 3 * 3) / 6.0f);
-      expect_near(uneven.control[0], 3 * own / 6);
+      expect_near(uneven.control[0], 3 * weight / 6);
       EXPECT_EQ(uneven.control[1], 0.0f);
     }
-    EXPECT_EQ(engine.shares().steps.load(), 2);
-    engine.shares().begin_training();
+    EXPECT_EQ(engine->shares().steps.load(), 2);
+    engine->shares().begin_training();
     // Equal numbers, and ranks that say nothing, give the bits of a plain average.
     for (const float rows : {20.0f, -1.0f}) {
-      const Result even = run(engine, average_spec(3, 7), {rows, 0, 0}, {own / 3, 0.1f});
+      const Result even = run(*engine, average_spec(3, 7), {rows, 0, 0}, {weight / 3, 0.1f});
       TestRequest plain("allreduce dtype=float32 op=sum postscale=" + std::to_string(1.0 / 3) +
                         " name=g");
-      plain.add(bytes_of({own / 3, 0.1f}), {2}, Output::kApart, 2 * sizeof(float));
-      EXPECT_OK(engine.run(plain));
+      plain.add(bytes_of({weight / 3, 0.1f}), {2}, Output::kApart, 2 * sizeof(float));
+      EXPECT_OK(engine->run(plain));
       EXPECT(floats_of(plain.output(0)) == even.array);
       EXPECT_EQ(even.control[0], 1.0f);
     }
@@ -84,24 +83,23 @@ TEST(shares_weigh_each_rank_by_its_rows) {
 
 TEST(shares_leave_out_a_rank_without_data) {
   on_threads(2, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     const bool idle = me.rank == 1;
-    run(engine, average_spec(2, 1), {8, 0, 1}, {1, 1});
+    run(*engine, average_spec(2, 1), {8, 0, 1}, {1, 1});
     const std::vector<float> array =
         idle ? std::vector<float>{kNaN, kNaN} : std::vector<float>{3, 4};
     for (const float rows : {8.0f, -1.0f}) {
-      const Result average = run(engine, average_spec(2, 1),
+      const Result average = run(*engine, average_spec(2, 1),
                                  {idle ? std::min(rows, 0.0f) : rows, idle ? 1.0f : 0, 1}, array);
       EXPECT(average.array == (std::vector<float>{3, 4}));
       EXPECT(average.control == (std::vector<float>{idle ? 0.0f : 2, 1, 0}));
     }
     // A sum has no shares.
-    const Result sum = run(engine, "allreduce dtype=float32 op=sum shares=0 name=g",
+    const Result sum = run(*engine, "allreduce dtype=float32 op=sum shares=0 name=g",
                            {-1, idle ? 1.0f : 0, 1}, array);
     EXPECT(sum.array == (std::vector<float>{3, 4}));
     // All idle: zeros, and a number that tells it.
-    const Result nobody = run(engine, average_spec(2, 1), {0, 1, 1}, array);
+    const Result nobody = run(*engine, average_spec(2, 1), {0, 1, 1}, array);
     EXPECT(nobody.array == (std::vector<float>{0, 0}));
     EXPECT_EQ(nobody.control[1], 2.0f);
   });
@@ -109,24 +107,22 @@ TEST(shares_leave_out_a_rank_without_data) {
 
 TEST(shares_carry_the_wish_to_stop) {
   on_threads(2, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
-    run(engine, average_spec(2, 1), {8, 0, 1}, {1, 1});
-    EXPECT(!engine.shares().stop_was_seen.load());
-    engine.shares().asks_to_stop.store(me.rank == 1);
-    EXPECT_EQ(run(engine, average_spec(2, 1), {8, 0, 1}, {1, 1}).control[2], 1.0f);
-    EXPECT(engine.shares().stop_was_seen.load());
-    engine.shares().begin_training();
-    EXPECT_EQ(run(engine, average_spec(2, 1), {8, 0, 1}, {1, 1}).control[2], 0.0f);
-    EXPECT(!engine.shares().stop_was_seen.load());
+    const auto engine = me.start();
+    run(*engine, average_spec(2, 1), {8, 0, 1}, {1, 1});
+    EXPECT(!engine->shares().stop_was_seen.load());
+    engine->shares().asks_to_stop.store(me.rank == 1);
+    EXPECT_EQ(run(*engine, average_spec(2, 1), {8, 0, 1}, {1, 1}).control[2], 1.0f);
+    EXPECT(engine->shares().stop_was_seen.load());
+    engine->shares().begin_training();
+    EXPECT_EQ(run(*engine, average_spec(2, 1), {8, 0, 1}, {1, 1}).control[2], 0.0f);
+    EXPECT(!engine->shares().stop_was_seen.load());
   });
 }
 
 TEST(shares_serve_every_floating_dtype) {
   for (const char* dtype : {"float16", "bfloat16", "float64"})
     on_threads(2, [dtype](Rank& me) {
-      Engine engine(me.config);
-      EXPECT_OK(engine.start());
+      const auto engine = me.start();
       const std::string spec =
           std::string("allreduce dtype=") + dtype + " op=sum postscale=0.5 shares=3 name=g";
       TestRequest request(spec);
@@ -134,24 +130,24 @@ TEST(shares_serve_every_floating_dtype) {
         Bytes bytes(values.size() * request.element_size());
         for (size_t i = 0; i < values.size(); ++i) {
           std::byte* to = bytes.data() + i * request.element_size();
-          const auto narrow = static_cast<float>(values[i]);
+          const auto fp32 = static_cast<float>(values[i]);
           if (request.spec.dtype == DataType::kFloat64)
             std::memcpy(to, &values[i], sizeof(double));
           else
             convert(DataType::kFloat32, request.spec.dtype,
-                    reinterpret_cast<const std::byte*>(&narrow), to, 1);
+                    reinterpret_cast<const std::byte*>(&fp32), to, 1);
         }
         request.add(bytes, {static_cast<int64_t>(values.size())}, Output::kApart, bytes.size());
       };
       add({me.rank == 0 ? 4.0 : 12.0, 0, 1});
       add({me.rank == 0 ? 1.0 : 5.0});
-      EXPECT_OK(engine.run(request));
+      EXPECT_OK(engine->run(request));
       const Bytes output = request.output(1);
       float mean = 0;
       if (request.spec.dtype == DataType::kFloat64) {
-        double wide = 0;
-        std::memcpy(&wide, output.data(), sizeof wide);
-        mean = static_cast<float>(wide);
+        double fp64 = 0;
+        std::memcpy(&fp64, output.data(), sizeof fp64);
+        mean = static_cast<float>(fp64);
       } else
         convert(request.spec.dtype, DataType::kFloat32, output.data(),
                 reinterpret_cast<std::byte*>(&mean), 1);
@@ -161,13 +157,12 @@ TEST(shares_serve_every_floating_dtype) {
 
 TEST(shares_refuse_what_is_no_average) {
   on_threads(2, [](Rank& me) {
-    Engine engine(me.config);
-    EXPECT_OK(engine.start());
+    const auto engine = me.start();
     for (const char* spec : {"allreduce dtype=float32 op=max shares=1 name=g",
                              "allreduce dtype=int32 op=sum shares=1 name=g"}) {
       TestRequest request(spec);
       request.add(bytes_of({1, 2, 3}), {3}, Output::kApart, 3 * sizeof(float));
-      const Status status = engine.run(request);
+      const Status status = engine->run(request);
       EXPECT_EQ(status.code(), RINGAR_MISMATCH);
       EXPECT_CONTAINS(status.message(), "for a weighted average");
     }

@@ -48,8 +48,8 @@ int file_in_a_tmpfs_of(const char* bytes) {
   return file;
 }
 
-void expect_to_be_told(const Status& status, const char* needed, const char* size) {
-  EXPECT_CONTAINS(status.message(), needed);
+void expect_to_be_told(const Status& status, const char* cause, const char* size) {
+  EXPECT_CONTAINS(status.message(), cause);
   EXPECT_CONTAINS(status.message(), " MB free of " + std::string(size) + " MB in /dev/shm");
   EXPECT_CONTAINS(status.message(), "docker run --shm-size=1g");
 }
@@ -75,8 +75,7 @@ TEST(shortage_for_a_process_set_is_an_error_of_all_ranks) {
   const int file = file_in_a_tmpfs_of("8m");
   on_processes(3, [&](Rank& me) {
     me.config.segment_fd = file;
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     int id = -1;
     for (int i = 0; i < 2; ++i) {
       const Status status = engine->add_process_set({0, 2}, &id);
@@ -117,8 +116,7 @@ TEST(files_of_a_limited_size_have_room_for_four_starts) {
   on_processes(2, [&](Rank& me) {
     limit_files(rlim_t{256} << 20);
     for (int start = 0; start < 4; ++start) {
-      auto engine = me.engine();
-      EXPECT_OK(engine->start());
+      auto engine = me.start();
       use(me, *engine, 400);
       Send far(1 - me.rank, {"", "float32", 0, Spec::kUserTags - 1});
       const Status status = engine->run(far.with({1}));
@@ -157,8 +155,7 @@ TEST(files_with_other_limits_on_other_ranks_are_a_mismatch) {
 TEST(pages_come_without_fallocate) {
   on_processes(2, [&](Rank& me) {
     has_fallocate = false;
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     use(me, *engine, Spec::kUserTags);
     TestRequest large(allreduce_spec("large"));
     add_ones(large, me.rank, 2'000'000);

@@ -75,10 +75,10 @@ TEST(signatures_of_many_kinds_are_cut_short) {
 }
 
 TEST(signatures_that_read_alike_are_told_apart) {
-  const std::string both = "allreduce \"a\" of float32[4] and 1 more, op=sum";
+  const std::string text = "allreduce \"a\" of float32[4] and 1 more, op=sum";
   EXPECT_EQ(lines_of({signature_of("a", {4, 1}), signature_of("a", {4, 2})}),
-            "\n  rank 0: " + both + " (they differ in shapes that are not shown)" +
-                "\n  rank 1: " + both + " (they differ in shapes that are not shown)");
+            "\n  rank 0: " + text + " (they differ in shapes that are not shown)" +
+                "\n  rank 1: " + text + " (they differ in shapes that are not shown)");
   const std::string name(200, 'n');
   const std::string lines = lines_of({signature_of(name + "1"), signature_of(name + "2")});
   EXPECT_CONTAINS(lines,

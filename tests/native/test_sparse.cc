@@ -1,30 +1,11 @@
 // Products of sparse weights with states, of every instruction set, against loops.
 
 #include "check.h"
+#include "kernel_levels.h"
 #include "sparse/sparse_levels.h"
 
 namespace ringar::test {
 namespace {
-
-template <typename T>
-struct Level {
-  const char* name;
-  const SparseKernels<T>* kernels;
-};
-
-// Those that this machine can run.
-template <typename T>
-std::vector<Level<T>> levels() {
-  std::vector<Level<T>> found{{"baseline", &SparseLevels<T>::baseline}};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    found.push_back({"avx2", &SparseLevels<T>::avx2});
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    found.push_back({"avx512", &SparseLevels<T>::avx512});
-#endif
-  return found;
-}
 
 constexpr int64_t kRows = 11, kOwn = 7, kGhosts = 3;
 
@@ -51,36 +32,26 @@ struct Pattern {
   }
 };
 
-// Small whole numbers: every order of adding them is exact.
-template <typename T>
-std::vector<T> numbers(int64_t count, int seed) {
-  std::vector<T> all;
-  for (int64_t i = 0; i < count; ++i) all.push_back(static_cast<T>((i * 7 + seed * 5) % 13 - 6));
-  return all;
-}
-
-constexpr double kUntouched = -77;
-
 template <typename T>
 struct Case {
   Pattern pattern;
   int64_t batch;
-  std::vector<T> values, bias, own, ghosts, upstream;
+  std::vector<T> values, bias, interior, ghosts, upstream;
 
   explicit Case(int64_t batch)
       : batch(batch),
-        values(numbers<T>(static_cast<int64_t>(pattern.columns.size()), 1)),
-        bias(numbers<T>(kRows, 2)),
-        own(numbers<T>(kOwn * batch, 3)),
-        ghosts(numbers<T>(kGhosts * batch, 4)),
-        upstream(numbers<T>(kRows * batch, 5)) {}
+        values(exact_numbers<T>(static_cast<int64_t>(pattern.columns.size()), 1)),
+        bias(exact_numbers<T>(kRows, 2)),
+        interior(exact_numbers<T>(kOwn * batch, 3)),
+        ghosts(exact_numbers<T>(kGhosts * batch, 4)),
+        upstream(exact_numbers<T>(kRows * batch, 5)) {}
 
-  TwoPartRows<const T> states() const { return {own.data(), ghosts.data(), kOwn, batch}; }
+  TwoPartRows<const T> states() const { return {interior.data(), ghosts.data(), kOwn, batch}; }
   T state(int32_t column, int64_t b) const { return states().at(column)[b]; }
 };
 
 template <typename T>
-void expect_product(const Level<T>& level, const Case<T>& c, bool has_bias) {
+void expect_product(const KernelLevel<SparseKernels<T>>& level, const Case<T>& c, bool has_bias) {
   std::vector<T> outputs(static_cast<size_t>(kRows * c.batch + 1), T(kUntouched));
   const SparseProduct<T> product{c.pattern.offsets.data(),
                                  c.pattern.columns.data(),
@@ -102,7 +73,8 @@ void expect_product(const Level<T>& level, const Case<T>& c, bool has_bias) {
 }
 
 template <typename T>
-void expect_gradient(const Level<T>& level, const Case<T>& c, bool needs_states) {
+void expect_gradient(const KernelLevel<SparseKernels<T>>& level, const Case<T>& c,
+                     bool needs_states) {
   constexpr int64_t columns = kOwn + kGhosts;
   const size_t entries = c.values.size();
   std::vector<T> d_values(entries + 1, T(kUntouched)),
@@ -143,7 +115,7 @@ void expect_all() {
   for (const int64_t batch :
        {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 48, 64, 65, 100, 128, 129, 144, 200, 300}) {
     const Case<T> c(batch);
-    for (const Level<T>& level : levels<T>())
+    for (const auto& level : kernel_levels<SparseKernels<T>, SparseLevels<T>>())
       for (const bool flag : {false, true}) {
         expect_product(level, c, flag);
         expect_gradient(level, c, flag);

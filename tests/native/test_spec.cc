@@ -110,19 +110,19 @@ Signature signature(const std::string& spec, const std::vector<std::vector<int64
   return Signature::of(request, request.rejection(2), sequence);
 }
 
-bool agree(const Signature& one, const Signature& other) {
-  return one.digest() == other.digest();
+bool agree(const Signature& left, const Signature& right) {
+  return left.digest() == right.digest();
 }
 
 const char kSum[] = "allreduce dtype=float32 op=sum root=0 set=0 prescale=1 postscale=1 name=loss";
 
 TEST(signatures_differ_in_every_field) {
-  const Signature one = signature(kSum, {{3, 4}});
-  EXPECT(agree(one, signature(kSum, {{3, 4}})));
-  EXPECT(!agree(one, signature(kSum, {{3, 4}}, 1)));
-  EXPECT(!agree(one, signature(kSum, {{4, 3}})));
-  EXPECT(!agree(one, signature(kSum, {{12}})));
-  EXPECT(!agree(one, signature(kSum, {{3, 4}, {1}})));
+  const Signature reference = signature(kSum, {{3, 4}});
+  EXPECT(agree(reference, signature(kSum, {{3, 4}})));
+  EXPECT(!agree(reference, signature(kSum, {{3, 4}}, 1)));
+  EXPECT(!agree(reference, signature(kSum, {{4, 3}})));
+  EXPECT(!agree(reference, signature(kSum, {{12}})));
+  EXPECT(!agree(reference, signature(kSum, {{3, 4}, {1}})));
   const auto beyond_the_eighth = [](int64_t a, int64_t b) {
     return signature(kSum, {{1, 1, 1, 1, 1, 1, 1, 1, a, b}});
   };
@@ -137,7 +137,7 @@ TEST(signatures_differ_in_every_field) {
         "allreduce dtype=float32 op=sum root=0 prescale=0.5 postscale=1 name=loss",
         "allreduce dtype=float32 op=sum root=0 prescale=1 postscale=0.5 name=loss",
         "allreduce dtype=float32 op=sum root=0 prescale=1 postscale=1 name=lose"})
-    EXPECT(!agree(one, signature(other, {{3, 4}})));
+    EXPECT(!agree(reference, signature(other, {{3, 4}})));
 }
 
 TEST(signatures_differ_in_factors_that_are_powers_of_two) {
@@ -176,10 +176,10 @@ TEST(signatures_say_what_is_done) {
 
 TEST(signatures_survive_long_names) {
   const std::string name(5000, 'n');
-  const Signature one = signature("barrier name=" + name, {});
-  EXPECT(agree(one, signature("barrier name=" + name, {})));
+  const Signature reference = signature("barrier name=" + name, {});
+  EXPECT(agree(reference, signature("barrier name=" + name, {})));
   // Beyond what is kept for messages, but not beyond what is compared.
-  EXPECT(!agree(one, signature("barrier name=" + name + "m", {})));
+  EXPECT(!agree(reference, signature("barrier name=" + name + "m", {})));
 }
 
 TEST(signatures_cut_no_character_in_two) {
@@ -187,10 +187,10 @@ TEST(signatures_cut_no_character_in_two) {
     for (size_t shift = 0; shift < 4; ++shift) {
       std::string name(shift, 'x');
       for (int i = 0; i < 100; ++i) name += character;
-      const std::string kept = signature("barrier name=" + name, {}).name;
-      EXPECT(kept.size() < Signature::kNameBytes && kept.size() > Signature::kNameBytes - 5);
-      EXPECT_EQ((kept.size() - shift) % std::strlen(character), 0u);
-      EXPECT_EQ(name.compare(0, kept.size(), kept), 0);
+      const std::string prefix = signature("barrier name=" + name, {}).name;
+      EXPECT(prefix.size() < Signature::kNameBytes && prefix.size() > Signature::kNameBytes - 5);
+      EXPECT_EQ((prefix.size() - shift) % std::strlen(character), 0u);
+      EXPECT_EQ(name.compare(0, prefix.size(), prefix), 0);
     }
 }
 
@@ -244,26 +244,27 @@ TEST(buffer_list_gathers_and_scatters_any_range) {
   for (int round = 0; round < 200; ++round) {
     const size_t parts = random() % 6;
     std::vector<Bytes> inputs(parts), outputs(parts);
-    Bytes whole;
+    Bytes expected;
     BufferList array;
     for (size_t i = 0; i < parts; ++i) {
       inputs[i] = random_bytes(DataType::kUint8, random() % 3 ? random() % 40 : 0, random());
       outputs[i].assign(inputs[i].size(), std::byte{0});
       array.append(inputs[i].data(), outputs[i].data(), inputs[i].size());
-      whole.insert(whole.end(), inputs[i].begin(), inputs[i].end());
+      expected.insert(expected.end(), inputs[i].begin(), inputs[i].end());
     }
-    EXPECT_EQ(array.size(), whole.size());
-    const size_t begin = random() % (whole.size() + 1);
-    const size_t end = begin + random() % (whole.size() - begin + 1);
-    Bytes got(end - begin);
-    array.gather(begin, end, got.data());
-    EXPECT(std::equal(got.begin(), got.end(), whole.begin() + static_cast<std::ptrdiff_t>(begin)));
+    EXPECT_EQ(array.size(), expected.size());
+    const size_t begin = random() % (expected.size() + 1);
+    const size_t end = begin + random() % (expected.size() - begin + 1);
+    Bytes part(end - begin);
+    array.gather(begin, end, part.data());
+    EXPECT(std::equal(part.begin(), part.end(),
+                      expected.begin() + static_cast<std::ptrdiff_t>(begin)));
 
-    array.scatter(begin, end, got.data());
+    array.scatter(begin, end, part.data());
     Bytes back;
     for (const Bytes& output : outputs) back.insert(back.end(), output.begin(), output.end());
-    for (size_t i = 0; i < whole.size(); ++i)
-      EXPECT(back[i] == (i >= begin && i < end ? whole[i] : std::byte{0}));
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT(back[i] == (i >= begin && i < end ? expected[i] : std::byte{0}));
   }
 }
 

@@ -47,7 +47,7 @@ struct Links {
   std::vector<TcpAddress> addresses;
   std::vector<std::unique_ptr<Link>> ranks;
 
-  // `own`: the credentials of each rank, by default of one job.
+  // `change` alters the credentials of a rank; without it, all ranks are of one job.
   explicit Links(int size, const std::string& host = "127.0.0.1",
                  const std::function<void(Credentials&)>& change = nullptr)
       : listeners(static_cast<size_t>(size)) {
@@ -57,17 +57,18 @@ struct Links {
       addresses.push_back(address);
     }
     for (int rank = 0; rank < size; ++rank) {
-      Credentials own{rank, 1, "a secret"};
-      if (change) change(own);
+      Credentials credentials{rank, 1, "a secret"};
+      if (change) change(credentials);
       ranks.emplace_back();
-      open(own);
+      open(credentials);
     }
   }
 
-  void open(const Credentials& own) {
-    const auto rank = static_cast<size_t>(own.rank);
+  void open(const Credentials& credentials) {
+    const auto rank = static_cast<size_t>(credentials.rank);
     ranks[rank].reset();
-    EXPECT_OK(open_tcp_link(own, Descriptor(dup(listeners[rank].get())), addresses, &ranks[rank]));
+    EXPECT_OK(open_tcp_link(credentials, Descriptor(dup(listeners[rank].get())), addresses,
+                            &ranks[rank]));
   }
 
   // All look after their transfers until `handle` of `rank` is done, for 10 s at most.
@@ -129,15 +130,15 @@ TEST(tcp_link_carries_messages_of_any_length) {
   for (const char* host : {"127.0.0.1", "::1"}) {
     Links links(2, host);
     for (const size_t bytes : {size_t{0}, size_t{1}, size_t{5000}, size_t{20'000'000}}) {
-      const Buffer there = pattern(bytes, 1), back = pattern(bytes, 2);
+      const Buffer forth = pattern(bytes, 1), back = pattern(bytes, 2);
       Buffer at_0(bytes), at_1(bytes);
-      const int received_1 = links.receive(1, 0, 7, at_1), sent_0 = links.send(0, 1, 7, there);
+      const int received_1 = links.receive(1, 0, 7, at_1), sent_0 = links.send(0, 1, 7, forth);
       const int received_0 = links.receive(0, 1, 7, at_0), sent_1 = links.send(1, 0, 7, back);
       EXPECT_OK(links.wait(1, received_1));
       EXPECT_OK(links.wait(0, received_0));
       EXPECT_OK(links.wait(0, sent_0));
       EXPECT_OK(links.wait(1, sent_1));
-      EXPECT(at_1 == there && at_0 == back);
+      EXPECT(at_1 == forth && at_0 == back);
     }
   }
 }
@@ -190,20 +191,20 @@ TEST(tcp_link_matches_tags_and_senders_in_order) {
 TEST(tcp_link_expects_messages_of_the_right_length) {
   for (const bool early : {false, true}) {
     Links links(2);
-    const Buffer sent = pattern(100, 1);
-    Buffer wrong(99), right(100);
-    int handle = early ? -1 : links.receive(1, 0, 7, wrong);
-    EXPECT_OK(links.wait(0, links.send(0, 1, 7, sent)));
-    if (early) handle = links.receive(1, 0, 7, wrong);
+    const Buffer message = pattern(100, 1);
+    Buffer misfit(99), right(100);
+    int handle = early ? -1 : links.receive(1, 0, 7, misfit);
+    EXPECT_OK(links.wait(0, links.send(0, 1, 7, message)));
+    if (early) handle = links.receive(1, 0, 7, misfit);
     const Status status = links.wait(1, handle);
     EXPECT_EQ(status.code(), RINGAR_PEER_LOST);
     EXPECT_CONTAINS(status.message(),
                     "could not receive from rank 0 over TCP: expected a message of 99 bytes, "
                     "received one of 100");
     // The next one is read from its beginning.
-    EXPECT_OK(links.wait(0, links.send(0, 1, 7, sent)));
+    EXPECT_OK(links.wait(0, links.send(0, 1, 7, message)));
     EXPECT_OK(links.wait(1, links.receive(1, 0, 7, right)));
-    EXPECT(right == sent);
+    EXPECT(right == message);
   }
 }
 
@@ -221,9 +222,9 @@ TEST(tcp_link_tells_who_has_gone) {
   EXPECT_EQ(received.code(), RINGAR_PEER_LOST);
   EXPECT_CONTAINS(received.message(), "but rank 0 is gone: it has closed its TCP connection");
   for (int attempt = 0; attempt < 2; ++attempt) {
-    const Status sent = links.wait(1, links.send(1, 0, 7, data));
-    EXPECT_EQ(sent.code(), RINGAR_PEER_LOST);
-    EXPECT_CONTAINS(sent.message(),
+    const Status status = links.wait(1, links.send(1, 0, 7, data));
+    EXPECT_EQ(status.code(), RINGAR_PEER_LOST);
+    EXPECT_CONTAINS(status.message(),
                     "but rank 0 cannot be reached at " + links.addresses[0].text() + ": ");
   }
 }
@@ -232,22 +233,22 @@ TEST(tcp_link_tells_who_has_gone) {
 TEST(tcp_link_has_several_streams) {
   Links links(2);
   constexpr int kTags = 7;
-  std::vector<Buffer> sent, memory;
-  for (int i = 0; i < 4 * kTags; ++i) sent.push_back(pattern(i % 3 ? 300'000 : 10, i));
-  for (const Buffer& data : sent) memory.emplace_back(data.size());
+  std::vector<Buffer> sources, memory;
+  for (int i = 0; i < 4 * kTags; ++i) sources.push_back(pattern(i % 3 ? 300'000 : 10, i));
+  for (const Buffer& data : sources) memory.emplace_back(data.size());
   const auto tag = [](size_t i) { return Link::apart(static_cast<int>(i % kTags)); };
   std::vector<int> sends, receives;
-  for (size_t i = 0; i < sent.size(); ++i) {
+  for (size_t i = 0; i < sources.size(); ++i) {
     receives.push_back(links.receive(1, 0, tag(i), memory[i]));
-    sends.push_back(links.send(0, 1, tag(i), sent[i]));
+    sends.push_back(links.send(0, 1, tag(i), sources[i]));
   }
   for (const int handle : sends) EXPECT_OK(links.wait(0, handle));
   Buffer none(1);
   const int waits = links.receive(1, 0, 3, none), apart = links.receive(1, 0, tag(5), none);
   links.ranks[0].reset();
-  for (size_t i = 0; i < sent.size(); ++i) {
+  for (size_t i = 0; i < sources.size(); ++i) {
     EXPECT_OK(links.wait(1, receives[i]));
-    EXPECT(memory[i] == sent[i]);
+    EXPECT(memory[i] == sources[i]);
   }
   for (const int handle : {waits, apart})
     EXPECT_CONTAINS(links.wait(1, handle).message(), "but rank 0 is gone: it has closed");
@@ -262,9 +263,9 @@ TEST(tcp_link_closes_streams_that_are_not_needed) {
   const Buffer data = pattern(1000, 1);
   const auto exchange = [&](int tag) {
     Buffer memory(data.size());
-    const int sent = links.send(0, 1, tag, data);
+    const int send = links.send(0, 1, tag, data);
     EXPECT_OK(links.wait(1, links.receive(1, 0, tag, memory)));
-    EXPECT_OK(links.wait(0, sent));
+    EXPECT_OK(links.wait(0, send));
     EXPECT(memory == data);
   };
   exchange(7);
@@ -283,16 +284,16 @@ TEST(tcp_link_accepts_later_where_descriptors_are_short) {
   EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
   const Buffer data = pattern(1000, 1);
   Buffer memory(data.size());
-  const int sent = links.send(0, 1, 7, data), received = links.receive(1, 0, 7, memory);
-  const rlimit few{static_cast<rlim_t>(next_descriptor()), files.rlim_max};
-  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  const int send = links.send(0, 1, 7, data), received = links.receive(1, 0, 7, memory);
+  const rlimit limits{static_cast<rlim_t>(next_descriptor()), files.rlim_max};
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &limits), 0);
   bool done = true;
   for (int i = 0; i < 100; ++i) EXPECT_OK(links.of(1).progress());
   EXPECT_OK(links.of(1).poll(received, &done));
   EXPECT(!done);
   EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
   EXPECT_OK(links.wait(1, received));
-  EXPECT_OK(links.wait(0, sent));
+  EXPECT_OK(links.wait(0, send));
   EXPECT(memory == data);
 }
 
@@ -307,8 +308,8 @@ TEST(tcp_link_tells_that_nobody_listens) {
 
 TEST(tcp_link_refuses_ranks_of_other_jobs) {
   const std::function<void(Credentials&)> changes[] = {
-      [](Credentials& own) { own.secret += own.rank == 1 ? "!" : ""; },
-      [](Credentials& own) { own.generation -= own.rank; },
+      [](Credentials& credentials) { credentials.secret += credentials.rank == 1 ? "!" : ""; },
+      [](Credentials& credentials) { credentials.generation -= credentials.rank; },
   };
   for (const auto& change : changes) {
     Links links(2, "127.0.0.1", change);
@@ -329,7 +330,7 @@ TEST(tcp_link_waits_for_ranks_of_its_generation) {
   links.open({1, 2, "a secret"});
   const Buffer data = pattern(9, 1);
   Buffer memory(9);
-  const int sent = links.send(1, 0, 7, data), early = links.receive(0, 1, 7, memory);
+  const int send = links.send(1, 0, 7, data), early = links.receive(0, 1, 7, memory);
   const auto end = Clock::now() + std::chrono::milliseconds(100);
   for (bool done = false; Clock::now() < end;) {
     EXPECT_OK(links.of(0).progress());
@@ -339,15 +340,15 @@ TEST(tcp_link_waits_for_ranks_of_its_generation) {
   }
   links.open({0, 2, "a secret"});
   const int received = links.receive(0, 1, 7, memory);
-  EXPECT_OK(links.wait(1, sent));
+  EXPECT_OK(links.wait(1, send));
   EXPECT_OK(links.wait(0, received));
   EXPECT(memory == data);
 }
 
 // An acceptor by hand, whose steps a test can put between those of a link.
 struct Acceptor {
-  const Credentials own{0, 1, "a secret"};
-  Handshake handshake = Handshake::accepting(own);
+  const Credentials credentials{0, 1, "a secret"};
+  Handshake handshake = Handshake::accepting(credentials);
   Descriptor socket;
 
   // Accepts a connection, and goes on with the handshake; true when it is over.
@@ -375,10 +376,10 @@ TEST(tcp_link_loses_nothing_that_was_too_early) {
   EXPECT_OK(links.of(1).progress());
   sends.push_back(links.send(1, 0, 7, data[2]));
   links.open({0, 2, "a secret"});
-  for (const Buffer& sent : data) {
-    Buffer memory(sent.size());
+  for (const Buffer& message : data) {
+    Buffer memory(message.size());
     EXPECT_OK(links.wait(0, links.receive(0, 1, 7, memory)));
-    EXPECT(memory == sent);
+    EXPECT(memory == message);
   }
   for (const int handle : sends) EXPECT_OK(links.wait(1, handle));
 }
@@ -390,7 +391,7 @@ TEST(tcp_link_asks_again_who_has_hung_up) {
     links.ranks[0].reset();
     const Buffer data = pattern(9, 1);
     Buffer memory(data.size());
-    const int sent = links.send(1, 0, 7, data);
+    const int send = links.send(1, 0, 7, data);
     {
       Acceptor leaves;
       while (leaves.socket.get() < 0) EXPECT(!leaves.advance(links.listeners[0]));
@@ -400,7 +401,7 @@ TEST(tcp_link_asks_again_who_has_hung_up) {
     EXPECT_OK(links.of(1).progress());
     links.open({0, 1, "a secret"});
     EXPECT_OK(links.wait(0, links.receive(0, 1, 7, memory)));
-    EXPECT_OK(links.wait(1, sent));
+    EXPECT_OK(links.wait(1, send));
     EXPECT(memory == data);
   }
 }
@@ -454,10 +455,10 @@ TEST(tcp_link_tells_of_bad_addresses) {
   address.host = "192.0.2.1";  // of no interface
   status = listen_at(&address, &listener);
   EXPECT_CONTAINS(status.message(), "cannot listen at 192.0.2.1:0: ");
-  TcpAddress used{"127.0.0.1"};
+  TcpAddress port{"127.0.0.1"};
   Descriptor second;
-  EXPECT_OK(listen_at(&used, &listener));
-  EXPECT_CONTAINS(listen_at(&used, &second).message(), "Address already in use");
+  EXPECT_OK(listen_at(&port, &listener));
+  EXPECT_CONTAINS(listen_at(&port, &second).message(), "Address already in use");
 }
 
 }  // namespace ringar::test

@@ -26,8 +26,7 @@ std::unique_ptr<TestRequest> announced(const std::string& name, int rank, uint64
 // Each rank comes in another order; one that has no ticket takes the next one.
 TEST(tickets_keep_the_order_of_announcement) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int64_t step = 1; step < 50; ++step) {
       std::vector<std::unique_ptr<TestRequest>> requests;
       for (const char* name : {"a", "b", "c"})
@@ -49,20 +48,19 @@ TEST(tickets_keep_the_order_of_announcement) {
 // on all ranks alike; the next step works.
 TEST(tickets_end_with_their_step) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int64_t step = 1; step < 20; ++step) {
       const uint64_t first = engine->draw_ticket(step), second = engine->draw_ticket(step);
       const uint64_t third = engine->draw_ticket(step);
       auto early = announced("early", me.rank, second, step);
       if (me.rank == 0) engine->submit(early.get());
-      auto wrong = announced(me.rank ? "one" : "other", me.rank, first, step);
-      engine->submit(wrong.get());
-      EXPECT_EQ(static_cast<int>(wrong->wait().code()), RINGAR_MISMATCH);
+      auto mismatch = announced(me.rank ? "one" : "other", me.rank, first, step);
+      engine->submit(mismatch.get());
+      EXPECT_EQ(static_cast<int>(mismatch->wait().code()), RINGAR_MISMATCH);
       if (me.rank == 0) EXPECT_EQ(static_cast<int>(early->wait().code()), RINGAR_MISMATCH);
-      auto late = announced("late", me.rank, third, step);
-      engine->submit(late.get());
-      EXPECT_EQ(static_cast<int>(late->wait().code()), RINGAR_MISMATCH);
+      auto straggler = announced("late", me.rank, third, step);
+      engine->submit(straggler.get());
+      EXPECT_EQ(static_cast<int>(straggler->wait().code()), RINGAR_MISMATCH);
 
       auto next = announced("next", me.rank, engine->draw_ticket(step + 100), step + 100);
       engine->submit(next.get());
@@ -75,15 +73,14 @@ TEST(tickets_end_with_their_step) {
 // A step that was given up has drawn tickets, and never comes.
 TEST(tickets_of_a_step_that_was_given_up_hold_up_nobody) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const uint64_t given_up = engine->draw_ticket(1);
     auto next = announced("next", me.rank, engine->draw_ticket(2), 2);
     engine->submit(next.get());
     EXPECT_OK(next->wait());
-    auto late = announced("late", me.rank, given_up, 1);
-    engine->submit(late.get());
-    EXPECT_CONTAINS(late->wait().message(), "one step of TensorFlow at a time");
+    auto straggler = announced("late", me.rank, given_up, 1);
+    engine->submit(straggler.get());
+    EXPECT_CONTAINS(straggler->wait().message(), "one step of TensorFlow at a time");
 
     const uint64_t let_go = engine->draw_ticket(3);
     auto plain = announced("plain", me.rank, 0, -1);
@@ -97,8 +94,7 @@ TEST(tickets_of_a_step_that_was_given_up_hold_up_nobody) {
 // A collective of NumPy or compiled code in the middle of a step, which knows nothing of the step.
 TEST(tickets_stay_when_a_caller_comes_without_one) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int64_t step = 1; step < 10; ++step) {
       auto first = announced("first", me.rank, engine->draw_ticket(step), step);
       auto inner = announced("inner", me.rank, 0, -1);
@@ -119,15 +115,15 @@ TEST(tickets_stay_when_a_caller_comes_without_one) {
 // The step goes on for a moment on some ranks.
 TEST(tickets_of_a_failed_step_are_over_for_callers_that_wait) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int64_t step = 1; step < 10; ++step) {
-      auto wrong = announced(me.rank ? "one" : "other", me.rank, engine->draw_ticket(step), step);
-      engine->submit(wrong.get());
-      EXPECT_EQ(static_cast<int>(wrong->wait().code()), RINGAR_MISMATCH);
+      auto mismatch =
+          announced(me.rank ? "one" : "other", me.rank, engine->draw_ticket(step), step);
+      engine->submit(mismatch.get());
+      EXPECT_EQ(static_cast<int>(mismatch->wait().code()), RINGAR_MISMATCH);
       me.meet(static_cast<int>(step));
       auto rest = announced("rest", me.rank, 0, step);
-      if (me.rank == 0) EXPECT_EQ(engine->run(*rest).message(), wrong->wait().message());
+      if (me.rank == 0) EXPECT_EQ(engine->run(*rest).message(), mismatch->wait().message());
       auto next = announced("next", me.rank, 0, step + 100);
       EXPECT_OK(engine->run(*next));
       expect_sum_of_ranks(*next, me.size);
@@ -139,19 +135,18 @@ TEST(tickets_of_a_failed_step_are_over_for_callers_that_wait) {
 TEST(tickets_that_are_held_end_at_the_deadline) {
   on_threads(2, [](Rank& me) {
     me.config.deadline = 0.5;
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (const bool waits : {false, true}) {
       const int64_t step = 1 + waits;
       engine->draw_ticket(step);
-      auto held = announced("held", me.rank, engine->draw_ticket(step), step);
+      auto request = announced("held", me.rank, engine->draw_ticket(step), step);
       auto plain = announced("plain", me.rank, 0, step);
       Status status;
       if (waits) {
         status = engine->run(*plain);
       } else {
-        engine->submit(held.get());
-        status = held->wait();
+        engine->submit(request.get());
+        status = request->wait();
       }
       EXPECT_EQ(static_cast<int>(status.code()), RINGAR_DEADLINE);
       EXPECT_CONTAINS(status.message(), waits ? "allreduce \"plain\": expected the inputs"
@@ -168,29 +163,27 @@ TEST(tickets_that_are_held_end_at_the_deadline) {
 // step with it that wait for its turn.
 TEST(tickets_end_with_a_collective_that_is_never_submitted) {
   on_threads(1, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     constexpr int64_t kStep = -7;  // as TensorFlow numbers those of a function
     const uint64_t first = engine->draw_ticket(kStep);
-    auto held = announced("held", me.rank, engine->draw_ticket(kStep), kStep);
-    engine->submit(held.get());
+    auto request = announced("held", me.rank, engine->draw_ticket(kStep), kStep);
+    engine->submit(request.get());
     engine->end_step(kStep, {RINGAR_OUT_OF_MEMORY, "no memory"});
-    EXPECT_CONTAINS(held->wait().message(), "no memory");
-    auto late = announced("late", me.rank, first, kStep);
-    engine->submit(late.get());
-    EXPECT_CONTAINS(late->wait().message(), "no memory");
+    EXPECT_CONTAINS(request->wait().message(), "no memory");
+    auto straggler = announced("late", me.rank, first, kStep);
+    engine->submit(straggler.get());
+    EXPECT_CONTAINS(straggler->wait().message(), "no memory");
   });
 }
 
 TEST(tickets_end_with_the_engine) {
   on_threads(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     engine->draw_ticket(1);
-    auto held = announced("held", me.rank, engine->draw_ticket(1), 1);
-    engine->submit(held.get());
+    auto request = announced("held", me.rank, engine->draw_ticket(1), 1);
+    engine->submit(request.get());
     engine->stop();
-    EXPECT_CONTAINS(held->wait().message(), "shut down");
+    EXPECT_CONTAINS(request->wait().message(), "shut down");
   });
 }
 

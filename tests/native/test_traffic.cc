@@ -10,8 +10,7 @@ namespace {
 
 TEST(traffic_of_a_rank) {
   on_processes(3, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     Traffic::instance().reset();
     for (int i = 0; i < 2; ++i) {
       TestRequest request(allreduce_spec("loss"));

@@ -73,12 +73,12 @@ TEST(wait_lasts_at_most_so_long) {
 // On a core where another thread computes, a yield takes that one's time slice, and so the wait
 // does not poll to the end of its time. Nor does the next one.
 TEST_APART(wait_sleeps_where_others_compute) {
-  cpu_set_t mine, one;
-  EXPECT_EQ(sched_getaffinity(0, sizeof mine, &mine), 0);
-  CPU_ZERO(&one);
-  for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu)
-    if (CPU_ISSET(cpu, &mine)) CPU_SET(cpu, &one);
-  EXPECT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  cpu_set_t cpus, target;
+  EXPECT_EQ(sched_getaffinity(0, sizeof cpus, &cpus), 0);
+  CPU_ZERO(&target);
+  for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&target) == 0; ++cpu)
+    if (CPU_ISSET(cpu, &cpus)) CPU_SET(cpu, &target);
+  EXPECT_EQ(sched_setaffinity(0, sizeof target, &target), 0);
   std::atomic<bool> over{false};
   std::thread computing([&] {
     while (!over.load()) relax();
@@ -126,12 +126,12 @@ TEST(watchdog_looks_now_and_then) {
 TEST(a_stopwatch_stands_still_while_nobody_asks) {
   Stopwatch stopwatch;
   std::this_thread::sleep_for(std::chrono::milliseconds(2500));
-  const double stopped = stopwatch.seconds();
-  EXPECT(stopped >= 1);
-  EXPECT(stopped < 2);
+  const double duration = stopwatch.seconds();
+  EXPECT(duration >= 1);
+  EXPECT(duration < 2);
   for (int i = 0; i < 10; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    EXPECT(stopwatch.seconds() >= stopped + 0.02 * (i + 1));
+    EXPECT(stopwatch.seconds() >= duration + 0.02 * (i + 1));
   }
 }
 

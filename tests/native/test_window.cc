@@ -32,8 +32,7 @@ Status access(Window& window, int rank, Access kind, std::vector<T>& values, int
 
 template <typename Body>
 void on_windows(Rank& me, const std::string& dtype, int64_t length, Body body) {
-  const auto engine = me.engine();
-  EXPECT_OK(engine->start());
+  const auto engine = me.start();
   const auto window = open(*engine, dtype, length);
   body(*window);
   EXPECT_OK(engine->close_window(window));
@@ -45,17 +44,17 @@ void no_read_is_torn(Rank& me) {
   constexpr int64_t kLength = 1500, kChunk = 4096 / sizeof(int64_t);
   constexpr int kWrites = 300;
   on_windows(me, "int64", kLength, [&](Window& window) {
-    std::vector<int64_t> mine(kLength), read(kLength), versions(3);
+    std::vector<int64_t> values(kLength), read(kLength), versions(3);
     for (int i = 1; i <= kWrites; ++i) {
-      std::fill(mine.begin(), mine.end(), me.rank * kWrites + i);
-      EXPECT_OK(access(window, 0, Access::kPut, mine));
+      std::fill(values.begin(), values.end(), me.rank * kWrites + i);
+      EXPECT_OK(access(window, 0, Access::kPut, values));
       EXPECT_OK(access(window, 0, Access::kGet, read, 0, versions.data()));
       for (int64_t at = 0; at < kLength; ++at)
         EXPECT_EQ(read[static_cast<size_t>(at)], read[static_cast<size_t>(at / kChunk * kChunk)]);
       EXPECT(versions[1] >= i && versions[1] <= me.size * kWrites);
     }
     me.meet(0);
-    EXPECT_OK(access(window, 0, Access::kVersions, mine, 0, versions.data()));
+    EXPECT_OK(access(window, 0, Access::kVersions, values, 0, versions.data()));
     for (int64_t version : versions) EXPECT_EQ(version, int64_t{me.size} * kWrites);
     me.meet(1);
   });
@@ -75,14 +74,14 @@ void nothing_is_lost(Rank& me, Access kind, const std::string& dtype) {
   const int64_t length = 2 * 4096 / static_cast<int64_t>(sizeof(T)), start = length / 2 - 50;
   on_windows(me, dtype, length, [&](Window& window) {
     const size_t count = kind == Access::kFetchAdd ? 1 : kAtOnce;
-    std::vector<T> one(count), all(static_cast<size_t>(length));
+    std::vector<T> items(count), all(static_cast<size_t>(length));
     int64_t old = -1;
     for (size_t i = 0; i < kAdditions / count; ++i) {
-      std::fill(one.begin(), one.end(), T{1});
-      EXPECT_OK(access(window, 1, kind, one, start));
+      std::fill(items.begin(), items.end(), T{1});
+      EXPECT_OK(access(window, 1, kind, items, start));
       if (kind != Access::kFetchAdd) continue;
-      EXPECT(static_cast<int64_t>(one[0]) > old);  // nobody gets a number twice
-      old = static_cast<int64_t>(one[0]);
+      EXPECT(static_cast<int64_t>(items[0]) > old);  // nobody gets a number twice
+      old = static_cast<int64_t>(items[0]);
     }
     me.meet(0);
     EXPECT_OK(access(window, 1, Access::kGet, all));
@@ -118,8 +117,7 @@ void die_in_the_middle_of_a_put(Window& window) {
 
 TEST(window_names_the_rank_that_died_in_a_write) {
   const auto all = endings(3, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     const auto bytes = static_cast<int64_t>(4 * page_bytes());
     const auto window = open(*engine, "uint8", bytes, bytes / 2);
     std::vector<uint8_t> values(static_cast<size_t>(bytes));
@@ -151,8 +149,7 @@ TEST(window_names_the_rank_that_died_in_a_write) {
 
 TEST(window_gives_its_pages_back) {
   on_processes(2, [](Rank& me) {
-    const auto engine = me.engine();
-    EXPECT_OK(engine->start());
+    const auto engine = me.start();
     for (int i = 0; i < 3; ++i) {
       auto window = open(*engine, "float32", 100'000 * (me.rank + 1));
       auto* const local = reinterpret_cast<float*>(window->local());

@@ -15,8 +15,7 @@ constexpr int64_t kRows = 100, kWidth = 5, kChunkBytes = 256;  // rows lie acros
 // One after the other, with a window of each dtype.
 template <typename Body>
 void on_windows(Rank& me, const std::vector<std::string>& dtypes, Body body) {
-  const auto engine = me.engine();
-  EXPECT_OK(engine->start());
+  const auto engine = me.start();
   for (const std::string& dtype : dtypes) {
     Spec spec;
     EXPECT_OK(Spec::parse("open_window dtype=" + dtype + " name=rows", &spec));
@@ -106,11 +105,11 @@ TEST(window_moves_alone_are_exact) {
           EXPECT_OK(access(window, Access::kGet, rows, before));
           for (size_t k = 0; k < values.size(); ++k)
             values[k] = 1e-4f * static_cast<float>(i * i) - before[k] / 3.0f;
-          const std::vector<float> wanted = values;
+          const std::vector<float> expected = values;
           EXPECT_OK(access(window, kind, rows, values, kWidth, &before));
-          EXPECT(values == wanted);
+          EXPECT(values == expected);
           EXPECT_OK(access(window, Access::kGet, rows, before));
-          EXPECT(before == wanted);
+          EXPECT(before == expected);
         }
     });
   });
@@ -136,16 +135,16 @@ TEST(window_refuses_rows_outside_the_part) {
   on_threads(2, [](Rank& me) {
     on_windows(me, {"float32"}, [&](Window& window) {
       std::vector<float> values(2 * kWidth);
-      for (const int64_t bad : {int64_t{-1}, kRows}) {
-        const Status status = access(window, Access::kAtomicAdd, {0, bad}, values);
+      for (const int64_t index : {int64_t{-1}, kRows}) {
+        const Status status = access(window, Access::kAtomicAdd, {0, index}, values);
         EXPECT_EQ(status.code(), RINGAR_MISMATCH);
         EXPECT_CONTAINS(status.message(),
                         "scatter_add in window \"rows\": expected rows among the 100 of width 5 of "
                         "rank 0, received row " +
-                            std::to_string(bad) + " at index 1");
+                            std::to_string(index) + " at index 1");
       }
-      const Status narrow = access(window, Access::kGet, {0}, values, 0);
-      EXPECT_CONTAINS(narrow.message(), "gather in window \"rows\": expected rows of at least one");
+      const Status error = access(window, Access::kGet, {0}, values, 0);
+      EXPECT_CONTAINS(error.message(), "gather in window \"rows\": expected rows of at least one");
     });
   });
   on_threads(2, [](Rank& me) {

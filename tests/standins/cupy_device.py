@@ -37,7 +37,7 @@ class DeviceCupy:
         self.cuda = SimpleNamespace(
             runtime=runtime,
             Device=lambda number=None: Device(self, number),
-            Stream=lambda non_blocking=False: Stream(self, self.device(), made=True),
+            Stream=lambda non_blocking=False: Stream(self, self.device(), has_handle=True),
             get_current_stream=self.stream,
         )
 
@@ -54,7 +54,7 @@ class DeviceCupy:
         if stack := self._stack(f"streams of {device}"):
             return stack[-1]
         if device not in self._default_streams:
-            self._default_streams[device] = Stream(self, device, made=False)
+            self._default_streams[device] = Stream(self, device, has_handle=False)
         return self._default_streams[device]
 
     # Arrays.
@@ -76,11 +76,13 @@ class DeviceCupy:
         return array
 
     def _view(self, source: Any) -> Array:
-        given = source.__cuda_array_interface__
-        if (stream := given.get("stream")) is not None:
+        interface = source.__cuda_array_interface__
+        if (stream := interface.get("stream")) is not None:
             self.driver.synchronize(self.device(), 0 if stream == 1 else stream)
-        dtype = np.dtype(given["typestr"])
-        return Array(self, source, given["data"][0], given["shape"], dtype, given.get("strides"))
+        dtype = np.dtype(interface["typestr"])
+        return Array(
+            self, source, interface["data"][0], interface["shape"], dtype, interface.get("strides")
+        )
 
     def from_dlpack(self, source: Any) -> Array:
         _, device = source.__dlpack_device__()
@@ -132,12 +134,12 @@ class Device:
 
 
 class Stream:
-    """`cupy.cuda.Stream`; `made`: other than a device's default stream."""
+    """`cupy.cuda.Stream`; `has_handle`: other than a device's default stream."""
 
-    def __init__(self, cupy: DeviceCupy, device: int, *, made: bool) -> None:
+    def __init__(self, cupy: DeviceCupy, device: int, *, has_handle: bool) -> None:
         self._cupy = cupy
         self.device_id = device
-        self.ptr = cupy.driver.make_stream(device) if made else 0
+        self.ptr = cupy.driver.make_stream(device) if has_handle else 0
 
     def __enter__(self) -> Stream:
         assert self._cupy.device() == self.device_id
@@ -286,9 +288,9 @@ class Array:
 
     def __dlpack__(self, *, stream: int | None = None) -> Array:
         """No capsule: only the stand-in's `from_dlpack` takes it."""
-        own = self._cupy.stream()
-        if stream is not None and stream != (own.ptr or 1):
-            own.synchronize()
+        producer = self._cupy.stream()
+        if stream is not None and stream != (producer.ptr or 1):
+            producer.synchronize()
         return Array(self._cupy, self, self.data.ptr, self.shape, self.dtype, self.strides)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 KERNELS = ("up_plain", "up_transposed", "chain_plain", "chain_transposed")
 GUARD = 64
 """Numbers before and behind each array that must stay as they are."""
@@ -51,16 +51,16 @@ class Compiled:
             if process.returncode:
                 raise RuntimeError(f"the kernels do not compile for the host:\n{output}")
             library = ctypes.CDLL(str(target))
-            self.units.update({one: (library, f"unit{i}") for i, one in enumerate(half)})
+            self.units.update({words: (library, f"unit{i}") for i, words in enumerate(half)})
 
 
 def _compiler(folder: Path, number: int, options: Sequence[tuple[str, ...]]) -> Any:
     file, target = folder / f"host{number}.cc", folder / f"host{number}.so"
-    units = [_unit(f"unit{i}", one) for i, one in enumerate(options)]
+    units = [_unit(f"unit{i}", words) for i, words in enumerate(options)]
     text = '#include "cuda_host.h"\n#define RINGAR_EXPORT static\n' + "".join(units)
     file.write_text(text)
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE",
-               f"-I{HERE}", f"-I{folder}", "-o", str(target), str(file)]  # fmt: skip
+               f"-I{FOLDER}", f"-I{folder}", "-o", str(target), str(file)]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return process, target, options
 
@@ -131,16 +131,16 @@ class HostCupy:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """NaN, between guards."""
         size = int(np.prod(shape))
-        whole = np.full(size + 2 * GUARD, np.nan, dtype)
-        whole[:GUARD] = whole[GUARD + size :] = 12345
-        self._guarded.append(whole)
-        return whole[GUARD : GUARD + size].reshape(shape).view(Array)
+        block = np.full(size + 2 * GUARD, np.nan, dtype)
+        block[:GUARD] = block[GUARD + size :] = 12345
+        self._guarded.append(block)
+        return block[GUARD : GUARD + size].reshape(shape).view(Array)
 
     def check_guards(self) -> None:
         """Nothing was written outside of arrays."""
-        for whole in self._guarded:
-            assert (whole[:GUARD] == 12345).all()
-            assert (whole[-GUARD:] == 12345).all()
+        for block in self._guarded:
+            assert (block[:GUARD] == 12345).all()
+            assert (block[-GUARD:] == 12345).all()
         self._guarded.clear()
 
     def RawModule(self, *, code: str, options: tuple[str, ...]) -> Any:

@@ -86,8 +86,10 @@ class Library:
         self.meetings: list[Path] = []
 
     def code(self, name: str, *arguments: Any) -> int:
-        given = (one.encode() if isinstance(one, str) else one for one in arguments)
-        return int(getattr(self._library, name)(*given))
+        values = (
+            argument.encode() if isinstance(argument, str) else argument for argument in arguments
+        )
+        return int(getattr(self._library, name)(*values))
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def call(*arguments: Any) -> None:
@@ -98,8 +100,8 @@ class Library:
         return call
 
     def text(self, name: str, *arguments: Any) -> str:
-        said: bytes = getattr(self._library, name)(*arguments)
-        return said.decode()
+        answer: bytes = getattr(self._library, name)(*arguments)
+        return answer.decode()
 
     def misuse(self) -> str:
         return self.text("standin_misuse")
@@ -117,9 +119,9 @@ class Library:
 
     def handle(self, name: str, *arguments: Any) -> c_void_p:
         """What a call writes to its first argument."""
-        made = c_void_p()
-        getattr(self, name)(byref(made), *arguments)
-        return made
+        pointer = c_void_p()
+        getattr(self, name)(byref(pointer), *arguments)
+        return pointer
 
     @contextmanager
     def device(self, number: int = 0) -> Iterator[None]:
@@ -134,25 +136,25 @@ class Library:
 
     @contextmanager
     def stream(self) -> Iterator[c_void_p]:
-        made = self.handle("cuStreamCreate", 1)
+        queue = self.handle("cuStreamCreate", 1)
         try:
-            yield made
+            yield queue
         finally:
-            self.cuStreamDestroy_v2(made)
+            self.cuStreamDestroy_v2(queue)
 
     def unique_id(self) -> UniqueId:
-        made = UniqueId()
-        self.ncclGetUniqueId(byref(made))
-        self.meetings.append(Path("/dev/shm" + made.internal.decode()))
-        return made
+        identifier = UniqueId()
+        self.ncclGetUniqueId(byref(identifier))
+        self.meetings.append(Path("/dev/shm" + identifier.internal.decode()))
+        return identifier
 
     def state(self, communicator: c_void_p) -> int:
         """When it is no longer in progress."""
-        found, end = c_int(IN_PROGRESS), time.monotonic() + 20
-        while found.value == IN_PROGRESS and time.monotonic() < end:
-            self.ncclCommGetAsyncError(communicator, byref(found))
+        code, end = c_int(IN_PROGRESS), time.monotonic() + 20
+        while code.value == IN_PROGRESS and time.monotonic() < end:
+            self.ncclCommGetAsyncError(communicator, byref(code))
             time.sleep(0.0002)
-        return found.value
+        return code.value
 
 
 class Rank:
@@ -173,10 +175,11 @@ class Rank:
 
     def call(self, name: str, *arguments: Any) -> int:
         """A collective: arrays, counts and numbers as they are."""
-        given = [
-            address(one) if one is None or isinstance(one, np.ndarray) else one for one in arguments
+        values = [
+            address(argument) if argument is None or isinstance(argument, np.ndarray) else argument
+            for argument in arguments
         ]
-        return self.gpu.code(name, *given, self.communicator, self.stream)
+        return self.gpu.code(name, *values, self.communicator, self.stream)
 
     def run(self, name: str, *arguments: Any) -> None:
         code = self.call(name, *arguments)
@@ -216,18 +219,18 @@ def on_ranks(gpu: Library, size: int, work: Callable[[Rank], Any], *, closes: bo
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
 
-    def one(rank: int) -> None:
+    def run_rank(rank: int) -> None:
         try:
             with gpu.device():
-                its = Rank(gpu, size, rank, unique)
-                its.ready()
-                results[rank] = work(its)
+                member = Rank(gpu, size, rank, unique)
+                member.ready()
+                results[rank] = work(member)
                 if closes:
-                    its.close()
+                    member.close()
         except BaseException as failure:
             failures.append(failure)
 
-    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(size)]
+    threads = [threading.Thread(target=run_rank, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
     end = time.monotonic() + 30

@@ -65,8 +65,8 @@ def test_processes(path: Path, tmp_path: Path) -> None:
     )
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **more}
+def environment(**variables: str) -> dict[str, str]:
+    return {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **variables}
 
 
 def test_the_environment_says_what_fails(path: Path) -> None:
@@ -76,21 +76,21 @@ def test_the_environment_says_what_fails(path: Path) -> None:
         gpu = Library(Path({str(path)!r}))
         print([gpu.code("cuInit", 0) for _ in range(3)], gpu.code("cuDeviceGet", bytes(4), 1))
     """
-    told = environment(STANDIN_FAIL="cuInit:2,ncclAllReduce:1", STANDIN_DEVICES="2")
+    variables = environment(STANDIN_FAIL="cuInit:2,ncclAllReduce:1", STANDIN_DEVICES="2")
     command = [sys.executable, "-c", textwrap.dedent(source)]
     done = subprocess.run(
-        command, cwd=ROOT, env=told, check=True, timeout=30, capture_output=True, text=True
+        command, cwd=ROOT, env=variables, check=True, timeout=30, capture_output=True, text=True
     )
     assert done.stdout == "[0, 999, 0] 0\n"
 
 
 def test_streams_run_later_and_in_order(gpu: Library) -> None:
-    seen: list[str] = []
+    order: list[str] = []
     gate = threading.Event()
 
     def wait_and_note() -> None:
         gate.wait(10)
-        seen.append("first")
+        order.append("first")
 
     with gpu.device(), gpu.stream() as first, gpu.stream() as second:
         event = gpu.handle("cuEventCreate", 2)
@@ -98,15 +98,15 @@ def test_streams_run_later_and_in_order(gpu: Library) -> None:
         gpu.enqueue(first, wait_and_note)
         gpu.cuEventRecord(event, first)
         gpu.cuStreamWaitEvent(second, event, 0)
-        gpu.enqueue(second, lambda: seen.append("second"))
+        gpu.enqueue(second, lambda: order.append("second"))
         gpu.cuEventRecord(event, second)  # the wait above is for the earlier record
         assert gpu.code("cuEventQuery", event) == 600
-        gpu.enqueue(None, lambda: seen.append("default"))
+        gpu.enqueue(None, lambda: order.append("default"))
         gpu.cuStreamSynchronize(None)
-        assert seen == ["default"]
+        assert order == ["default"]
         gate.set()
         gpu.cuStreamSynchronize(second)
-        assert seen == ["default", "first", "second"]
+        assert order == ["default", "first", "second"]
         assert gpu.code("cuEventQuery", event) == 0
         gpu.cuEventDestroy_v2(event)
 
@@ -123,16 +123,16 @@ def test_copies_and_waits_for_words(gpu: Library) -> None:
             "contexts=1 streams=1 events=0 device_bytes=64 host_bytes=8 communicators=0 redops=0 "
             "groups=0"
         )
-        seen = gpu.handle("cuMemHostGetDevicePointer_v2", word, 0)
-        here = np.arange(64, dtype=np.uint8)
-        gpu.cuStreamWaitValue32_v2(stream, seen, 5, 1)
-        gpu.cuMemcpyHtoDAsync_v2(memory, address(here), size(64), stream)
+        pointer = gpu.handle("cuMemHostGetDevicePointer_v2", word, 0)
+        array = np.arange(64, dtype=np.uint8)
+        gpu.cuStreamWaitValue32_v2(stream, pointer, 5, 1)
+        gpu.cuMemcpyHtoDAsync_v2(memory, address(array), size(64), stream)
         gpu.cuMemsetD8Async(memory, 9, size(2), stream)
-        here[:] = 0  # it was read when the copy was enqueued, for it is not of cuMemHostAlloc
+        array[:] = 0  # it was read when the copy was enqueued, for it is not of cuMemHostAlloc
         assert ctypes.string_at(memory, 64) == b"\xee" * 64
         flag[0] = 5
-        gpu.cuMemcpyDtoHAsync_v2(address(here), memory, size(64), stream)
-        assert here.tolist() == [9, 9, *range(2, 64)]
+        gpu.cuMemcpyDtoHAsync_v2(address(array), memory, size(64), stream)
+        assert array.tolist() == [9, 9, *range(2, 64)]
         gpu.cuMemFree_v2(memory)
         gpu.cuMemFreeHost(word)
 
@@ -148,19 +148,19 @@ def test_a_call_fails_when_told_to(gpu: Library) -> None:
         assert gpu.code("standin_calls", "cuEventCreate") == 2
         gpu.cuEventDestroy_v2(event)
 
-    def work(its: Rank) -> None:
+    def work(member: Rank) -> None:
         data = np.ones(4, np.float32)
         gpu.standin_fail("ncclAllReduce", 2)
         gpu.ncclGroupStart()
-        codes = [its.call("ncclAllReduce", data, data, size(4), 7, 0) for _ in range(2)]
+        codes = [member.call("ncclAllReduce", data, data, size(4), 7, 0) for _ in range(2)]
         assert codes == [0, 3]
         assert gpu.code("ncclGroupEnd") == 3  # the whole group
         gpu.standin_fail("ncclGroupEnd", 1)
         gpu.ncclGroupStart()
-        assert its.call("ncclAllReduce", data, data, size(4), 7, 0) == 0
+        assert member.call("ncclAllReduce", data, data, size(4), 7, 0) == 0
         assert gpu.code("ncclGroupEnd") == 3
-        its.synchronize()
-        its.run("ncclAllReduce", data, data, size(4), 7, 0)
+        member.synchronize()
+        member.run("ncclAllReduce", data, data, size(4), 7, 0)
 
     on_ranks(gpu, 1, work)
 
@@ -168,17 +168,17 @@ def test_a_call_fails_when_told_to(gpu: Library) -> None:
 def test_an_operation_fails_later(gpu: Library) -> None:
     gpu.standin_fail_later("ncclAllGather", 2)
 
-    def work(its: Rank) -> None:
+    def work(member: Rank) -> None:
         data = np.zeros(4, np.int8)
-        its.run("ncclAllGather", data, data, size(4), 0)
-        assert its.call("ncclAllGather", data, data, size(4), 0) == 7
-        until(lambda: gpu.state(its.communicator) == 6)
-        assert its.call("ncclAllGather", data, data, size(4), 0) == 6
+        member.run("ncclAllGather", data, data, size(4), 0)
+        assert member.call("ncclAllGather", data, data, size(4), 0) == 7
+        until(lambda: gpu.state(member.communicator) == 6)
+        assert member.call("ncclAllGather", data, data, size(4), 0) == 6
         event = gpu.handle("cuEventCreate", 2)
-        gpu.cuEventRecord(event, its.stream)
+        gpu.cuEventRecord(event, member.stream)
         time.sleep(0.01)
         assert gpu.code("cuEventQuery", event) == 600
-        its.abort()
+        member.abort()
         assert gpu.code("cuEventQuery", event) == 0
         gpu.cuEventDestroy_v2(event)
         assert data.tolist() == [0x77] * 4
@@ -188,17 +188,17 @@ def test_an_operation_fails_later(gpu: Library) -> None:
 
 def test_an_abort_frees_a_rank_whose_peer_never_comes(gpu: Library) -> None:
     with gpu.device():
-        its = Rank(gpu, 2, 0, gpu.unique_id())
+        member = Rank(gpu, 2, 0, gpu.unique_id())
         time.sleep(0.02)
-        its.abort()
+        member.abort()
 
-    def work(its: Rank) -> list[int]:
+    def work(member: Rank) -> list[int]:
         data = np.zeros(4, np.int8)
-        if its.rank == 0:
-            assert its.call("ncclAllReduce", data, data, size(4), 0, 0) == 7
-            its.ready()
+        if member.rank == 0:
+            assert member.call("ncclAllReduce", data, data, size(4), 0, 0) == 7
+            member.ready()
             time.sleep(0.02)
-        its.abort()
+        member.abort()
         return data.tolist()
 
     assert on_ranks(gpu, 2, work, closes=False) == [[0x77] * 4, [0] * 4]
@@ -207,7 +207,7 @@ def test_an_abort_frees_a_rank_whose_peer_never_comes(gpu: Library) -> None:
 def test_waits_end_at_the_timeout(gpu: Library) -> None:
     gpu.standin_timeout(0.05)
     with gpu.device():
-        its = Rank(gpu, 2, 0, gpu.unique_id())
-        assert gpu.state(its.communicator) == 6
+        member = Rank(gpu, 2, 0, gpu.unique_id())
+        assert gpu.state(member.communicator) == 6
         assert "waited too long" in gpu.text("ncclGetLastError", None)
-        its.abort()
+        member.abort()

@@ -31,35 +31,35 @@ DISAGREEMENTS: dict[str, tuple[list[tuple], list[tuple], str]] = {
 
 @pytest.mark.parametrize("name", DISAGREEMENTS)
 def test_ranks_that_disagree(gpu: Library, name: str) -> None:
-    *calls, said = DISAGREEMENTS[name]
+    *calls, message = DISAGREEMENTS[name]
 
-    def work(its: Rank) -> None:
+    def work(member: Rank) -> None:
         data, result = np.zeros(4, np.float32), np.zeros(8, np.float32)
         gpu.ncclGroupStart()
-        for call, count, *numbers in calls[its.rank]:
+        for call, count, *numbers in calls[member.rank]:
             if isinstance(numbers[-1], float):
-                numbers[-1] = its.factor(np.array(numbers[-1:], np.float32), 7)
-            assert its.call(call, data, result, size(count), *numbers) == 0
+                numbers[-1] = member.factor(np.array(numbers[-1:], np.float32), 7)
+            assert member.call(call, data, result, size(count), *numbers) == 0
         assert gpu.code("ncclGroupEnd") == 7
-        until(lambda: gpu.state(its.communicator) == 5)
-        its.abort()
+        until(lambda: gpu.state(member.communicator) == 5)
+        member.abort()
 
     on_ranks(gpu, 2, work, closes=False)
     misuse = gpu.misuse().splitlines()
     assert len(misuse) == 2
-    assert all("ranks disagree" in line and said in line for line in misuse), misuse
+    assert all("ranks disagree" in line and message in line for line in misuse), misuse
     gpu.standin_forget()
 
 
 def test_a_receive_that_does_not_fit(gpu: Library) -> None:
-    def work(its: Rank) -> None:
+    def work(member: Rank) -> None:
         data = np.zeros(4, np.float32)
         gpu.ncclGroupStart()
-        name = ("ncclSend", "ncclRecv")[its.rank]
-        its.call(name, data, size(4 - its.rank), 7, 1 - its.rank)
+        name = ("ncclSend", "ncclRecv")[member.rank]
+        member.call(name, data, size(4 - member.rank), 7, 1 - member.rank)
         assert gpu.code("ncclGroupEnd") == 7
-        until(lambda: gpu.state(its.communicator) == 5)
-        its.abort()
+        until(lambda: gpu.state(member.communicator) == 5)
+        member.abort()
 
     on_ranks(gpu, 2, work, closes=False)
     assert "a receive does not fit the send" in gpu.misuse()
@@ -101,10 +101,10 @@ def behind(gpu: Library, _: c_void_p) -> None:
 
 
 def without_context(gpu: Library, _: c_void_p) -> None:
-    def one() -> None:
+    def target() -> None:
         assert gpu.code("cuEventCreate", byref(c_void_p()), 2) == 201
 
-    thread = threading.Thread(target=one)
+    thread = threading.Thread(target=target)
     thread.start()
     thread.join()
 
@@ -173,64 +173,64 @@ MISUSES: dict[str, tuple[Misuse, str]] = {
 
 @pytest.mark.parametrize("name", MISUSES)
 def test_misuse(gpu: Library, name: str) -> None:
-    provoke, said = MISUSES[name]
+    provoke, message = MISUSES[name]
     with gpu.device(), gpu.stream() as stream:
         provoke(gpu, stream)
         gpu.cuStreamSynchronize(stream)
-    assert said in gpu.misuse()
+    assert message in gpu.misuse()
     gpu.standin_forget()
 
 
-def in_progress(its: Rank, data: np.ndarray) -> None:
-    event = its.gpu.handle("cuEventCreate", 2)
-    assert its.call("ncclAllReduce", data, data, size(4), 7, 0) == 7
-    its.gpu.cuEventRecord(event, its.stream)
-    assert its.call("ncclAllReduce", data, data, size(4), 7, 0) == 4
-    its.synchronize()
-    its.gpu.cuEventDestroy_v2(event)
+def in_progress(member: Rank, data: np.ndarray) -> None:
+    event = member.gpu.handle("cuEventCreate", 2)
+    assert member.call("ncclAllReduce", data, data, size(4), 7, 0) == 7
+    member.gpu.cuEventRecord(event, member.stream)
+    assert member.call("ncclAllReduce", data, data, size(4), 7, 0) == 4
+    member.synchronize()
+    member.gpu.cuEventDestroy_v2(event)
 
 
-def null_input(its: Rank, data: np.ndarray) -> None:
-    assert its.call("ncclAllReduce", None, data, size(4), 7, 0) == 7
-    until(lambda: its.gpu.state(its.communicator) == 4)
+def null_input(member: Rank, data: np.ndarray) -> None:
+    assert member.call("ncclAllReduce", None, data, size(4), 7, 0) == 7
+    until(lambda: member.gpu.state(member.communicator) == 4)
 
 
-def overlapping(its: Rank, data: np.ndarray) -> None:
-    assert its.call("ncclAllReduce", data, address(data, 1), size(3), 7, 0) == 7
-    until(lambda: its.gpu.state(its.communicator) == 4)
+def overlapping(member: Rank, data: np.ndarray) -> None:
+    assert member.call("ncclAllReduce", data, address(data, 1), size(3), 7, 0) == 7
+    until(lambda: member.gpu.state(member.communicator) == 4)
 
 
-def under_way(its: Rank, data: np.ndarray) -> None:
+def under_way(member: Rank, data: np.ndarray) -> None:
     gate = threading.Event()
-    its.gpu.enqueue(its.stream, lambda: gate.wait(10))
-    assert its.call("ncclAllReduce", data, data, size(4), 7, 0) == 7
-    its.ready()
-    other = Rank(its.gpu, 1, 0, its.gpu.unique_id())
+    member.gpu.enqueue(member.stream, lambda: gate.wait(10))
+    assert member.call("ncclAllReduce", data, data, size(4), 7, 0) == 7
+    member.ready()
+    other = Rank(member.gpu, 1, 0, member.gpu.unique_id())
     other.ready()
-    its.gpu.ncclCommDestroy(its.communicator)
+    member.gpu.ncclCommDestroy(member.communicator)
     gate.set()
-    its.gpu.cuStreamDestroy_v2(other.stream)
-    its.communicator = other.communicator
+    member.gpu.cuStreamDestroy_v2(other.stream)
+    member.communicator = other.communicator
 
 
-def two_streams(its: Rank, data: np.ndarray) -> None:
+def two_streams(member: Rank, data: np.ndarray) -> None:
     gate = threading.Event()
-    with its.gpu.stream() as other:
-        its.gpu.enqueue(its.stream, lambda: gate.wait(10))
-        assert its.call("ncclAllReduce", data, data, size(4), 7, 0) == 7
-        its.ready()
-        first, its.stream = its.stream, other
-        assert its.call("ncclAllReduce", data, data, size(4), 7, 0) == 7
-        its.stream = first
-        until(lambda: its.gpu.state(its.communicator) == 5)
+    with member.gpu.stream() as other:
+        member.gpu.enqueue(member.stream, lambda: gate.wait(10))
+        assert member.call("ncclAllReduce", data, data, size(4), 7, 0) == 7
+        member.ready()
+        first, member.stream = member.stream, other
+        assert member.call("ncclAllReduce", data, data, size(4), 7, 0) == 7
+        member.stream = first
+        until(lambda: member.gpu.state(member.communicator) == 5)
         gate.set()
 
 
-def destroyed_op(its: Rank, data: np.ndarray) -> None:
-    op = its.factor(data, 7)
-    assert its.call("ncclAllReduce", data, data, size(4), 8, op) == 4
-    its.gpu.ncclRedOpDestroy(op, its.communicator)
-    assert its.call("ncclAllReduce", data, data, size(4), 7, op) == 4
+def destroyed_op(member: Rank, data: np.ndarray) -> None:
+    op = member.factor(data, 7)
+    assert member.call("ncclAllReduce", data, data, size(4), 8, op) == 4
+    member.gpu.ncclRedOpDestroy(op, member.communicator)
+    assert member.call("ncclAllReduce", data, data, size(4), 7, op) == 4
 
 
 OPERATIONS: dict[str, tuple[Callable[[Rank, np.ndarray], None], list[str]]] = {
@@ -245,14 +245,14 @@ OPERATIONS: dict[str, tuple[Callable[[Rank, np.ndarray], None], list[str]]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_misuse_of_a_communicator(gpu: Library, name: str) -> None:
-    provoke, said = OPERATIONS[name]
+    provoke, messages = OPERATIONS[name]
 
-    def work(its: Rank) -> None:
-        provoke(its, np.zeros(5, np.float32))
-        its.abort()
+    def work(member: Rank) -> None:
+        provoke(member, np.zeros(5, np.float32))
+        member.abort()
 
     on_ranks(gpu, 1, work, closes=False)
     misuse = gpu.misuse()
-    for text in said:
+    for text in messages:
         assert text in misuse
     gpu.standin_forget()

@@ -14,7 +14,7 @@ from benchmarks.asynchronous import hogwild_worker as worker
 from benchmarks.harness import environments
 from benchmarks.peers import gloo
 
-FOUND = {
+FIGURES = {
     "rates": {
         "one rank": [10.0, 20.0, 10.0],
         "racy": [19.0, 38.0, 10.0],
@@ -29,12 +29,12 @@ FOUND = {
 
 
 def test_targets_compare_turns_of_one_round() -> None:
-    two, locked = hogwild.targets(FOUND)
+    two, locked = hogwild.targets(FIGURES)
     assert two.measured == [1.9, 1.6]
     assert locked.measured == [4.75, 4.0]
     assert "no" in two.row()
     assert "yes" in locked.row()
-    text = hogwild.text(FOUND)
+    text = hogwild.text(FIGURES)
     assert "The loss of one process: 0.5000" in text
     assert "PyTorch: not measured (no torch)" in text
 
@@ -49,13 +49,13 @@ def test_examples_can_be_learned() -> None:
 
 
 def test_a_turn_adds_figures_and_counts_wrong_losses() -> None:
-    found: hogwild.Outcome = {"rates": {}, "losses": {}, "serial": 0.5, "wrong": 0, "missing": {}}
-    hogwild.add_turn(found, {"rates": {"racy": 9.0}, "losses": {"racy": 0.505}})
-    assert found["wrong"] == 0
-    hogwild.add_turn(found, {"rates": {"racy": 8.0}, "losses": {"racy": 0.6}})
-    hogwild.add_turn(found, {"rates": {"PyTorch": 7.0}, "losses": {"PyTorch": math.nan}})
-    assert found["rates"] == {"racy": [9.0, 8.0], "PyTorch": [7.0]}
-    assert found["wrong"] == 2
+    figures: hogwild.Outcome = {"rates": {}, "losses": {}, "serial": 0.5, "wrong": 0, "missing": {}}
+    hogwild.add_turn(figures, {"rates": {"racy": 9.0}, "losses": {"racy": 0.505}})
+    assert figures["wrong"] == 0
+    hogwild.add_turn(figures, {"rates": {"racy": 8.0}, "losses": {"racy": 0.6}})
+    hogwild.add_turn(figures, {"rates": {"PyTorch": 7.0}, "losses": {"PyTorch": math.nan}})
+    assert figures["rates"] == {"racy": [9.0, 8.0], "PyTorch": [7.0]}
+    assert figures["wrong"] == 2
 
 
 @pytest.mark.slow
@@ -78,9 +78,9 @@ def test_a_small_run_names_a_peer_that_cannot_be_installed(
     assert "# Hogwild!, 5,000 features, 50 of them in an example" in out
     assert "scikit-learn" in out
     assert "PyTorch: not measured (no torch here)" in out
-    found = json.loads(path.with_suffix(".json").read_text())
-    assert found["wrong"] == 0
-    assert min(min(rates) for rates in found["rates"].values()) > 0
+    report = json.loads(path.with_suffix(".json").read_text())
+    assert report["wrong"] == 0
+    assert min(min(rates) for rates in report["rates"].values()) > 0
     assert list(results_folder.glob("*.json"))
 
 
@@ -97,7 +97,7 @@ def test_pytorch_learns_from_the_same_examples() -> None:
     data = worker.make_examples(4000, 5000, 50)
     examples = list(zip(data.rows, data.values, data.labels.tolist(), strict=True))
     expected = worker.loss_of(worker.serial(examples, 5000), data)
-    one, two = turn["losses"].values()
-    assert one == pytest.approx(expected, rel=1e-4)
-    assert two == pytest.approx(expected, rel=hogwild.MOST_LOSS - 1)
+    loss, other_loss = turn["losses"].values()
+    assert loss == pytest.approx(expected, rel=1e-4)
+    assert other_loss == pytest.approx(expected, rel=hogwild.MOST_LOSS - 1)
     assert min(turn["rates"].values()) > 0

@@ -25,18 +25,18 @@ def reports(**ways: list[list[tuple[float, float]]]) -> list[dict[str, Any]]:
 
 
 def test_targets_compare_turns_with_each_other() -> None:
-    found = local_steps.by_way(
+    ways = local_steps.by_way(
         reports(
             no_exchange=[[(1.0, 0.0), (2.0, 0.0)], [(0.5, 0.0), (2.0, 0.0)]],
             gradients=[[(9.0, 320.0), (9.0, 320.0)], [(9.0, 320.0), (9.0, 320.0)]],
             local_steps=[[(1.0, 20.0), (2.0, 20.0)], [(1.25, 20.0), (2.5, 20.0)]],
         )
     )
-    assert found["local steps"] == {"seconds": [1.25, 2.5], "bytes": 20.0, "wrong": 0}
-    fewer, more = local_steps.targets(found, 16)
-    assert fewer.measured == [16]
-    assert more.measured == [25]
-    assert "| gradients " in local_steps.text(found, 16)
+    assert ways["local steps"] == {"seconds": [1.25, 2.5], "bytes": 20.0, "wrong": 0}
+    traffic_target, time_target = local_steps.targets(ways, 16)
+    assert traffic_target.measured == [16]
+    assert time_target.measured == [25]
+    assert "| gradients " in local_steps.text(ways, 16)
 
 
 def test_ranks_on_hosts_run_in_the_environment_of_a_peer(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_a_small_run_beside_pytorch(tmp_path: Path, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert code == 0, out
     assert "not measured (" not in out
-    found = json.loads(path.with_suffix(".json").read_text())
-    ways = [found[f"PyTorch, {way}"] for way in ("no exchange", "gradients", "local steps")]
+    report = json.loads(path.with_suffix(".json").read_text())
+    ways = [report[f"PyTorch, {way}"] for way in ("no exchange", "gradients", "local steps")]
     assert [way["wrong"] for way in ways] == [0, 0, 0]
-    alone, gradients, local = (way["bytes"] for way in ways)
-    assert alone < local < gradients
+    baseline, gradients, local = (way["bytes"] for way in ways)
+    assert baseline < local < gradients

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.autotune import __main__ as autotune
 
 
-def rank(tuned: list[float], fastest: list[float], **more: Any) -> Any:
+def rank(tuned: list[float], fastest: list[float], **fields: Any) -> Any:
     seconds = {
         "tuned": tuned, "defaults": [2.0, 2.0, 4.0],
         "fastest": {"lucky": [9.0] * 3, "buckets": tuned, "ring": fastest},
@@ -18,7 +18,7 @@ def rank(tuned: list[float], fastest: list[float], **more: Any) -> Any:
     return {
         "settings": "buckets", "found": True, "other_bits": 0, "difference": 0.0, "differ": 0,
         "grid": {"lucky": 0.1, "buckets": 1.0, "ring": 1.1, "slow": 3.0}, "seconds": seconds,
-        **more,
+        **fields,
     }  # fmt: skip
 
 
@@ -32,11 +32,11 @@ def test_a_row_compares_within_rounds() -> None:
     slow = autotune.row("host", "here", [rank([2.1, 2.1, 4.2], [2.1, 2.1, 4.2])] * 2)
     assert [target.row()[-1] for target in autotune.targets([row, slow])] == ["no", "no"]
     assert [target.row()[-1] for target in autotune.targets([slow])] == ["no", "yes"]
-    assert all(found in autotune.text([row]) for found in ("0.500", "1.125", "| 4 "))
+    assert all(cell in autotune.text([row]) for cell in ("0.500", "1.125", "| 4 "))
 
 
 @pytest.mark.parametrize(
-    ("case", "report", "wrong"),
+    ("case", "report", "count"),
     [
         ("host", {"other_bits": 3, "difference": 1e-9}, 2),
         ("hosts", {"other_bits": 3, "difference": 1e-9}, 0),
@@ -45,6 +45,6 @@ def test_a_row_compares_within_rounds() -> None:
         ("host", {"found": False}, 1),
     ],
 )
-def test_wrong_results_are_counted(case: str, report: dict[str, Any], wrong: int) -> None:
-    one = rank([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], **report)
-    assert autotune.row(case, case, [one] * 2)["wrong"] == wrong
+def test_wrong_results_are_counted(case: str, report: dict[str, Any], count: int) -> None:
+    report_of_rank = rank([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], **report)
+    assert autotune.row(case, case, [report_of_rank] * 2)["wrong"] == count

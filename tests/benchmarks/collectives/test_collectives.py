@@ -58,7 +58,7 @@ def test_resnet50_has_214_gradients() -> None:
     assert sum(sizes) == 25_583_592
 
 
-class Wrong:
+class FaultyPeer:
     """Right at the first call only."""
 
     rank, size = 0, 2
@@ -81,9 +81,9 @@ class Wrong:
 
 
 def test_wrong_results_are_counted() -> None:
-    wrong = {name: worker.measure(Wrong(), name, 64, True, 1)["wrong"]
+    counts = {name: worker.measure(FaultyPeer(), name, 64, True, 1)["wrong"]
              for name in ("allreduce", "broadcast", "reducescatter")}  # fmt: skip
-    assert wrong == {"allreduce": 16, "broadcast": 0, "reducescatter": 16}
+    assert counts == {"allreduce": 16, "broadcast": 0, "reducescatter": 16}
 
 
 @pytest.mark.parametrize(

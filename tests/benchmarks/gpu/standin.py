@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.gpu import worker as gpu_worker
 from benchmarks.harness.processes import JobFailedError
 
-here = threading.local()
+state = threading.local()
 """Of each thread: its `rank`, its `cupy`, and the NCCL calls of an open `group`."""
 
 
@@ -76,11 +76,11 @@ class Stream:
         self.queue: list[Callable[[], None]] = []
 
     def __enter__(self) -> Stream:
-        here.cupy.current.append(self)
+        state.cupy.current.append(self)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        assert here.cupy.current.pop() is self
+        assert state.cupy.current.pop() is self
 
     def synchronize(self) -> None:
         queue, self.queue = self.queue, []
@@ -100,14 +100,14 @@ class Event:
 
 
 class Device:
-    used: list[int] = []  # noqa: RUF012
+    numbers: list[int] = []  # noqa: RUF012
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
         self.pci_bus_id = f"0000:{number:02x}:00.0"
 
     def use(self) -> None:
-        self.used.append(self.number)
+        self.numbers.append(self.number)
 
     def synchronize(self) -> None: ...
 
@@ -162,7 +162,7 @@ def result_of(collective: str, inputs: list[np.ndarray], rank: int) -> np.ndarra
     if collective == "allgather":
         return np.concatenate(inputs)
     if collective == "alltoall":
-        return np.concatenate([np.split(one, len(inputs))[rank] for one in inputs])
+        return np.concatenate([np.split(array, len(inputs))[rank] for array in inputs])
     with np.errstate(over="ignore"):
         total = np.asarray(functools.reduce(np.add, inputs))
     return total if collective == "allreduce" else np.split(total, len(inputs))[rank]
@@ -181,16 +181,18 @@ class Ringar:
         self.synchronized = 0
 
     def _enqueue(self, collective: str, inputs: list[Any], outputs: list[Any]) -> list[Any]:
-        rank: Rank = here.rank
+        rank: Rank = state.rank
 
         def run() -> None:
             number = self._counts[rank.rank] = self._counts.get(rank.rank, 0) + 1
-            given = rank.meetings[1].exchange(rank.rank, [np.array(one) for one in inputs])
-            for output, *of_all in zip(outputs, *given, strict=True):
+            inputs_of_all = rank.meetings[1].exchange(
+                rank.rank, [np.array(array) for array in inputs]
+            )
+            for output, *of_all in zip(outputs, *inputs_of_all, strict=True):
                 output[...] = result_of(collective, of_all, rank.rank)
             self._spoil(rank.rank, number, outputs)
 
-        here.cupy.current[-1].queue.append(run)
+        state.cupy.current[-1].queue.append(run)
         return outputs
 
     def allreduce(self, array: Any, op: Any, *, out: Any = None) -> Any:
@@ -212,7 +214,7 @@ class Ringar:
         return self._enqueue("broadcast", [array], [out])[0]
 
     def allgather(self, array: Any) -> Any:
-        output = np.empty(array.size * here.rank.size, array.dtype)
+        output = np.empty(array.size * state.rank.size, array.dtype)
         return self._enqueue("allgather", [array], [output.view(Array)])[0]
 
     def alltoall(self, array: Any) -> Any:
@@ -229,15 +231,15 @@ class Nccl:
     available = True
 
     def get_unique_id(self) -> bytes:
-        assert here.rank.rank == 0
+        assert state.rank.rank == 0
         return b"id" * 64
 
     def groupStart(self) -> None:
-        assert here.group is None
-        here.group = []
+        assert state.group is None
+        state.group = []
 
     def groupEnd(self) -> None:
-        calls, here.group = here.group, None
+        calls, state.group = state.group, None
         moves = [call[1:] for call in calls if call[0] in ("send", "recv")]
         for call in calls:
             if call[0] not in ("send", "recv"):
@@ -246,7 +248,7 @@ class Nccl:
             _exchange(moves)
 
     def NcclCommunicator(self, size: int, unique: bytes, rank: int) -> Communicator:
-        assert (unique, size, rank) == (b"id" * 64, here.rank.size, here.rank.rank)
+        assert (unique, size, rank) == (b"id" * 64, state.rank.size, state.rank.rank)
         return Communicator()
 
 
@@ -254,26 +256,30 @@ DTYPES = {7: "float32", 6: "float16"}
 
 
 def _collective(collective: str, send: Any, receive: Any, stream: int) -> None:
-    rank: Rank = here.rank
+    rank: Rank = state.rank
 
     def run() -> None:
-        given = rank.meetings[2].exchange(rank.rank, (collective, np.array(_view(*send))))
-        assert {name for name, _ in given} == {collective}
-        np.copyto(_view(*receive), result_of(collective, [one for _, one in given], rank.rank))
+        entries = rank.meetings[2].exchange(rank.rank, (collective, np.array(_view(*send))))
+        assert {name for name, _ in entries} == {collective}
+        np.copyto(
+            _view(*receive), result_of(collective, [array for _, array in entries], rank.rank)
+        )
 
     Stream.by_ptr[stream].queue.append(run)
 
 
 def _exchange(moves: list[Any]) -> None:
     """Sends and receives of one group: (kind, array, peer, stream) each."""
-    rank: Rank = here.rank
+    rank: Rank = state.rank
 
     def run() -> None:
-        sent = {peer: np.array(_view(*array)) for kind, array, peer, _ in moves if kind == "send"}
-        came = rank.meetings[2].exchange(rank.rank, sent)
+        messages = {
+            peer: np.array(_view(*array)) for kind, array, peer, _ in moves if kind == "send"
+        }
+        messages_of = rank.meetings[2].exchange(rank.rank, messages)
         for kind, array, peer, _ in moves:
             if kind == "recv":
-                np.copyto(_view(*array), came[peer][rank.rank])
+                np.copyto(_view(*array), messages_of[peer][rank.rank])
 
     Stream.by_ptr[moves[0][-1]].queue.append(run)
 
@@ -284,10 +290,10 @@ class Communicator:
     destroyed = 0
 
     def _call(self, *call: Any) -> None:
-        if here.group is None:
+        if state.group is None:
             _collective(*call)
         else:
-            here.group.append(call)
+            state.group.append(call)
 
     def allReduce(self, send: int, recv: int, count: int, kind: int, op: int, stream: int) -> None:
         assert op == Nccl.NCCL_SUM
@@ -299,13 +305,13 @@ class Communicator:
     ) -> None:
         assert op == Nccl.NCCL_SUM
         dtype = DTYPES[kind]
-        whole = (send, count * here.rank.size, dtype)
-        self._call("reducescatter", whole, (recv, count, dtype), stream)
+        blocks = (send, count * state.rank.size, dtype)
+        self._call("reducescatter", blocks, (recv, count, dtype), stream)
 
     def allGather(self, send: int, recv: int, count: int, kind: int, stream: int) -> None:
         dtype = DTYPES[kind]
-        whole = (recv, count * here.rank.size, dtype)
-        self._call("allgather", (send, count, dtype), whole, stream)
+        blocks = (recv, count * state.rank.size, dtype)
+        self._call("allgather", (send, count, dtype), blocks, stream)
 
     def broadcast(
         self, send: int, recv: int, count: int, kind: int, root: int, stream: int
@@ -315,10 +321,10 @@ class Communicator:
         self._call("broadcast", (send, count, dtype), (recv, count, dtype), stream)
 
     def send(self, ptr: int, count: int, kind: int, peer: int, stream: int) -> None:
-        here.group.append(("send", "send", (ptr, count, DTYPES[kind]), peer, stream))
+        state.group.append(("send", "send", (ptr, count, DTYPES[kind]), peer, stream))
 
     def recv(self, ptr: int, count: int, kind: int, peer: int, stream: int) -> None:
-        here.group.append(("recv", "recv", (ptr, count, DTYPES[kind]), peer, stream))
+        state.group.append(("recv", "recv", (ptr, count, DTYPES[kind]), peer, stream))
 
     def destroy(self) -> None:
         Communicator.destroyed += 1
@@ -333,10 +339,10 @@ def run_ranks(
     errors: list[str] = []
 
     def run(rank: int) -> None:
-        here.rank, here.cupy, here.group = Rank(rank, ranks, meetings), Cupy(gpus), None
+        state.rank, state.cupy, state.group = Rank(rank, ranks, meetings), Cupy(gpus), None
         try:
             reports[rank] = json.loads(
-                json.dumps(gpu_worker.measure(here.rank, here.cupy, options))
+                json.dumps(gpu_worker.measure(state.rank, state.cupy, options))
             )
         except Exception as error:
             errors.append(repr(error))

@@ -27,8 +27,8 @@ def options(collective: str = "allreduce", sizes: tuple[int, ...] = (64,)) -> di
 
 
 def test_cases_of_allreduce_are_sizes_and_a_group() -> None:
-    found = gpu_cases.cases(options(sizes=(4, 64 << 20)), 2)
-    assert [(case.bytes, len(case.parts)) for case in found] == [
+    plan = gpu_cases.cases(options(sizes=(4, 64 << 20)), 2)
+    assert [(case.bytes, len(case.parts)) for case in plan] == [
         (4, 0), (64 << 20, 0), (102_334_368, 214), (102_334_368, 0),
     ]  # fmt: skip
     assert sum(gpu_cases.GROUP) * 4 == 102_334_368
@@ -58,13 +58,13 @@ def test_repeated_sums_in_place_are_known_exactly(dtype: str) -> None:
             continue
         arrays = [case.inputs(rank, ranks)[0] for rank in range(ranks)]
         for calls in (1, 2, 7, 200):
-            found = arrays
+            totals = arrays
             with np.errstate(over="ignore"):
                 for _ in range(calls):
-                    found = [functools.reduce(np.add, found)] * ranks
+                    totals = [functools.reduce(np.add, totals)] * ranks
                 right = case.expected(0, ranks)[0] * case.growth(ranks, calls)
             assert right.dtype == dtype
-            np.testing.assert_array_equal(found[0], right)
+            np.testing.assert_array_equal(totals[0], right)
     assert case.growth(3, 1) == 1
     assert case.growth(3, 2) is None
     assert Case("broadcast", dtype, 4).growth(3, 9) == 1
@@ -87,9 +87,9 @@ def test_ranks_that_share_a_gpu_are_told_to_nccl() -> None:
 # Tables.
 
 
-def result(case: int, peer: str, placement: str, *times: float, wrong: int = 0) -> dict[str, Any]:
+def result(case: int, peer: str, placement: str, *times: float, errors: int = 0) -> dict[str, Any]:
     rounds = [{"time": t, "events": t, "enqueue": t / 2, "latency": [t, 2 * t, 3 * t],
-               "wrong": wrong} for t in times]  # fmt: skip
+               "wrong": errors} for t in times]  # fmt: skip
     return {"case": case, "peer": peer, "placement": placement, "rounds": rounds}
 
 
@@ -100,7 +100,7 @@ def reports(*of_ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_rows_have_the_rates_of_nccl_tests_and_the_slowest_rank() -> None:
     cases = [Case("allreduce", "float32", 1 << 18)]
     fast = [result(0, "nccl", OUT_OF_PLACE, 1e-3, 5e-3, 3e-3)]
-    slow = [result(0, "nccl", OUT_OF_PLACE, 2e-3, 4e-3, 6e-3, wrong=1)]
+    slow = [result(0, "nccl", OUT_OF_PLACE, 2e-3, 4e-3, 6e-3, errors=1)]
     (row,) = gpu_report.rows(reports(fast, slow, fast, fast), cases)
     figures = row["placements"][OUT_OF_PLACE]
     assert [figures["time"][key] for key in ("seconds", "min", "max")] == [5e-3, 2e-3, 6e-3]
@@ -120,25 +120,25 @@ def test_targets_of_one_rank_and_of_several() -> None:
     sizes = (64 << 20, 256 << 20)
     cases = gpu_cases.cases(options(sizes=sizes), 2)
 
-    def found(ranks: int, nccl: float) -> list[list[str]]:
-        one = [result(i, "ringar", p, 1.0) for i in (0, 1, 3) for p in (OUT_OF_PLACE, IN_PLACE)]
-        one += [result(2, "ringar", p, 1.1) for p in (OUT_OF_PLACE, IN_PLACE)]
-        one += [result(i, "copy", OUT_OF_PLACE, 0.95 if i else 0.8) for i in (0, 1, 3)]
-        one += [result(i, "nccl", p, nccl) for i in (0, 1, 3) for p in (OUT_OF_PLACE, IN_PLACE)]
-        rows = gpu_report.rows(reports(*[one] * ranks), cases)
+    def targets_of(ranks: int, nccl: float) -> list[list[str]]:
+        results = [result(i, "ringar", p, 1.0) for i in (0, 1, 3) for p in (OUT_OF_PLACE, IN_PLACE)]
+        results += [result(2, "ringar", p, 1.1) for p in (OUT_OF_PLACE, IN_PLACE)]
+        results += [result(i, "copy", OUT_OF_PLACE, 0.95 if i else 0.8) for i in (0, 1, 3)]
+        results += [result(i, "nccl", p, nccl) for i in (0, 1, 3) for p in (OUT_OF_PLACE, IN_PLACE)]
+        rows = gpu_report.rows(reports(*[results] * ranks), cases)
         return [target.row() for target in gpu_report.targets(rows, ranks)]
 
-    copy, group, in_place = found(1, 1.0)
+    copy, group, in_place = targets_of(1, 1.0)
     assert copy[1:] == ["<= 1.1x", "1.25, 1.05x", "no"]
     assert group[1:] == in_place[1:] == ["<= 1.15x", "1.1x", "yes"]
-    assert [row[3] for row in found(2, 1.0)] == ["yes"] * 4
-    assert [row[3] for row in found(2, 0.9)] == ["no", "yes", "no", "yes"]
+    assert [row[3] for row in targets_of(2, 1.0)] == ["yes"] * 4
+    assert [row[3] for row in targets_of(2, 0.9)] == ["no", "yes", "no", "yes"]
     assert gpu_report.targets([], 2) == []
 
 
 def test_a_target_without_figures_is_not_measured() -> None:
-    one = [result(0, "ringar", OUT_OF_PLACE, 1.0)]
-    rows = gpu_report.rows(reports(one, one), [Case("allreduce", "float32", 4)])
+    results = [result(0, "ringar", OUT_OF_PLACE, 1.0)]
+    rows = gpu_report.rows(reports(results, results), [Case("allreduce", "float32", 4)])
     assert {target.row()[3] for target in gpu_report.targets(rows, 2)} == {"not measured"}
 
 

@@ -87,13 +87,13 @@ def test_the_stand_in_takes_what_ringar_takes() -> None:
     functions = [name for name in vars(Ringar) if not name.startswith("_")]
     assert len(functions) == 7
     for name in functions:
-        own = [*inspect.signature(getattr(Ringar, name)).parameters.values()][1:]
-        there = inspect.signature(getattr(real, name)).parameters
-        assert {p.name: p.kind for p in own}.items() <= {
-            n: p.kind for n, p in there.items()
+        parameters = [*inspect.signature(getattr(Ringar, name)).parameters.values()][1:]
+        expected = inspect.signature(getattr(real, name)).parameters
+        assert {p.name: p.kind for p in parameters}.items() <= {
+            n: p.kind for n, p in expected.items()
         }.items()
-        in_order = [p.name for p in own if p.kind is not p.KEYWORD_ONLY]
-        assert in_order == [*there][: len(in_order)], name
+        in_order = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        assert in_order == [*expected][: len(in_order)], name
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -110,12 +110,12 @@ def test_other_collectives(
 
 def test_as_many_ranks_as_gpus(standing_in: Callable[..., Ringar], capsys: Printed) -> None:
     standing_in(gpus=2)
-    gpu_standin.Device.used.clear()
+    gpu_standin.Device.numbers.clear()
     assert allreduce.main([*ARGUMENTS, "--peers", "ringar,copy"]) == 0
     printed = capsys.readouterr()
     assert "on 2 ranks, 1 to a card: 2 x stand-in" in printed.out
     assert "MULTI_RANK" not in printed.out + printed.err
-    assert sorted(gpu_standin.Device.used) == [0, 1]
+    assert sorted(gpu_standin.Device.numbers) == [0, 1]
 
 
 def one_element(rank: int, number: int, results: list[Any]) -> None:
@@ -125,8 +125,8 @@ def one_element(rank: int, number: int, results: list[Any]) -> None:
 
 def nothing_new(rank: int, number: int, results: list[Any]) -> None:
     if number > 4 and rank == 0:
-        for one in results:
-            one.fill(-1)
+        for array in results:
+            array.fill(-1)
 
 
 @pytest.mark.parametrize("spoil", [one_element, nothing_new])
@@ -142,18 +142,18 @@ def test_a_call_in_place_that_is_left_out_is_seen(
     standing_in: Callable[..., Ringar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standing_in()
-    measure, kept = gpu_worker.Bench._throughput, []
+    measure, figures = gpu_worker.Bench._throughput, []
 
     def one_call_less(self: Any, peer: Any, run: Any) -> Any:
         self._calls -= 1
-        found = measure(self, peer, run)
+        figure = measure(self, peer, run)
         self._calls += 1
-        kept.append(found)
-        return found
+        figures.append(figure)
+        return figure
 
     monkeypatch.setattr(gpu_worker.Bench, "_throughput", one_call_less)
     assert allreduce.main([*ARGUMENTS, "-np", "2"]) == 1
-    assert kept
+    assert figures
 
 
 def test_without_cupys_nccl_the_others_are_measured(

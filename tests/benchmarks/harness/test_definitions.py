@@ -12,11 +12,11 @@ def right(collective: str, inputs: list[np.ndarray], rank: int) -> np.ndarray:
     """The result of ``rank``, said as plainly as possible."""
     total = np.sum(inputs, axis=0)
     part = inputs[0].size // len(inputs)
-    mine = slice(rank * part, (rank + 1) * part)
+    block = slice(rank * part, (rank + 1) * part)
     if collective == "reducescatter":
-        return total[mine]
+        return total[block]
     if collective == "alltoall":
-        return np.concatenate([x[mine] for x in inputs])
+        return np.concatenate([x[block] for x in inputs])
     simple = {"allreduce": total, "allgather": np.concatenate(inputs), "broadcast": inputs[0]}
     return simple[collective]
 

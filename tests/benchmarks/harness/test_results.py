@@ -15,7 +15,7 @@ from benchmarks.harness.series import Series, step_by_step
 from benchmarks.rates import __main__ as rates
 from benchmarks.training import __main__ as overhead
 
-HERE = {
+MACHINE = {
     "cpu": "Maker(R) Processor 9.5 GHz",
     "cores": 2,
     "time": "2026-01-02T03:04:05",
@@ -26,9 +26,9 @@ HERE = {
 }
 
 
-def run_of(sizes: list[int], seconds: float, **more: Any) -> results.Run:
+def run_of(sizes: list[int], seconds: float, **fields: Any) -> results.Run:
     rows = [{"peer": "ringar_engine", "bytes": size, "seconds": seconds} for size in sizes]
-    return {"tried": {"sizes": sizes}, "rows": rows, "missing": {}, **more}
+    return {"tried": {"sizes": sizes}, "rows": rows, "missing": {}, **fields}
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_a_kind_is_named_after_its_processor(cpu: str, cores: int, name: str) ->
 
 
 def test_the_newest_run_of_each_benchmark_is_kept(results_folder: Path) -> None:
-    results.record("one", HERE, run_of([4, 8], 1.0))
-    results.record("other", HERE, run_of([4], 1.0))
-    results.record("one", {**HERE, "time": "2027"}, run_of([4, 8, 16], 2.0))
+    results.record("one", MACHINE, run_of([4, 8], 1.0))
+    results.record("other", MACHINE, run_of([4], 1.0))
+    results.record("one", {**MACHINE, "time": "2027"}, run_of([4, 8, 16], 2.0))
     (path,) = results_folder.iterdir()
     assert path.name == "maker-9.5-ghz-2-cores.json"
     (kind,) = results.load_all()
-    assert (kind["cpu"], kind["cores"]) == (HERE["cpu"], 2)
+    assert (kind["cpu"], kind["cores"]) == (MACHINE["cpu"], 2)
     assert {name: run["time"][:4] for name, run in kind["runs"].items()} == {
         "one": "2027",
         "other": "2026",
@@ -62,10 +62,10 @@ def test_the_newest_run_of_each_benchmark_is_kept(results_folder: Path) -> None:
 def test_a_run_of_less_or_with_wrong_results_replaces_none(
     results_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results.record("one", HERE, run_of([4, 8], 1.0))
-    results.record("one", HERE, run_of([4], 2.0))
+    results.record("one", MACHINE, run_of([4, 8], 1.0))
+    results.record("one", MACHINE, run_of([4], 2.0))
     assert "has a run of one with more cases, of 2026-01-02" in capsys.readouterr().err
-    results.record("one", HERE, run_of([4, 8], 3.0, wrong=1))
+    results.record("one", MACHINE, run_of([4, 8], 3.0, wrong=1))
     (kind,) = results.load_all()
     assert kind["runs"]["one"]["rows"][0]["seconds"] == 1.0
 
@@ -74,42 +74,42 @@ def test_the_bound_is_the_longer_step_each_time() -> None:
     ranks = [[[1.0, 3.0], [1.0, 1.0]], [[2.0, 1.0], [1.0, 2.0]]]
     assert step_by_step(ranks) == [2.5, 1.5]
     plain = Series([[2.0, 1.5]], bounds=[step_by_step(ranks)])
-    found = {("mlp", 2, False): plain, ("mlp", 2, True): Series([[4.0]])}
-    rows = overhead.rows(found)
+    series = {("mlp", 2, False): plain, ("mlp", 2, True): Series([[4.0]])}
+    rows = overhead.rows(series)
     assert [row["bound"] for row in rows] == [2.0, 2.0]
     assert rows[1]["of_bound"] == 0.5
     assert "50.0%" in overhead.table_text(rows)
 
 
-def copies(own: float, write: float, read: float) -> list[dict[str, Any]]:
+def copies(read_own: float, write: float, read: float) -> list[dict[str, Any]]:
     titles = ("in its own cache", "to", "from")
-    return [{"copy": t, "rate": r} for t, r in zip(titles, (own, write, read), strict=True)]
+    return [{"copy": t, "rate": r} for t, r in zip(titles, (read_own, write, read), strict=True)]
 
 
 def test_bounds_depend_on_the_caches() -> None:
     def bound_of(rows: list[dict[str, Any]]) -> dict[str, float]:
-        found = targets.targets(targets.Figures({"rates": {"rows": rows}}))
-        return {target.title: target.bound for target in found}
+        figures = targets.targets(targets.Figures({"rates": {"rows": rows}}))
+        return {target.title: target.bound for target in figures}
 
     near, far = bound_of(copies(50e9, 30e9, 40e9)), bound_of(copies(45e9, 12e9, 19e9))
-    for what, of_near, of_far in (
+    for title, of_near, of_far in (
         ("allreduce 256 KiB to 16 MiB, of MPICH", 2.5, 1.5),
         ("allreduce 64 MiB, 256 MiB, of Open MPI", 4.5, 2.5),
         ("allreduce 64 MiB in place, of a memcpy", 0.8, 1.3),
     ):
-        assert (near[what], far[what]) == (of_near, of_far)
+        assert (near[title], far[title]) == (of_near, of_far)
     assert "share no cache" in rates.text(copies(45e9, 12e9, 19e9))
 
 
 def test_targets_are_printed_with_the_processor(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "describe", lambda: HERE)
+    monkeypatch.setattr(machine, "describe", lambda: MACHINE)
     assert targets.main([]) == 1
     assert "make bench-targets" in capsys.readouterr().err
     rows = [{"peer": peer, "bytes": 64 * MIB, "seconds": seconds}
             for peer, seconds in (("ringar_in_place", 1e-2), ("memcpy", 2e-2))]  # fmt: skip
-    results.record("allreduce-2-ranks", HERE, {"tried": {}, "rows": rows, "missing": {}})
+    results.record("allreduce-2-ranks", MACHINE, {"tried": {}, "rows": rows, "missing": {}})
     assert targets.main([]) == 0
     printed = capsys.readouterr().out
     assert "# Maker(R) Processor 9.5 GHz, 2 cores" in printed
@@ -120,7 +120,7 @@ def test_targets_are_printed_with_the_processor(
 def test_the_page_has_the_tables_of_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"peer": "ringar_engine", "bytes": 4 * KIB, "seconds": 1e-6},
             {"peer": "intelmpi", "bytes": 4 * KIB, "seconds": 2e-6}]  # fmt: skip
-    results.record("allreduce-2-ranks", HERE, {"tried": {}, "rows": rows, "missing": {}})
+    results.record("allreduce-2-ranks", MACHINE, {"tried": {}, "rows": rows, "missing": {}})
     marks = f"{performance.BEGIN.format('maker-9.5-ghz-2-cores')}\nold\n{performance.END}"
     page = performance.fill_page(f"before\n{marks}\nafter", results.load_all())
     assert page.startswith("before\n")

@@ -62,18 +62,18 @@ def test_targets_of_nothing() -> None:
 
 
 def test_a_training_step_is_compared_with_its_round() -> None:
-    def rank(both: list[float], communicate: list[float]) -> dict[str, Any]:
-        times = {"compute": [1.0, 2.0, 1.0], "communicate": communicate, "both": both}
+    def rank(overlap: list[float], communicate: list[float]) -> dict[str, Any]:
+        times = {"compute": [1.0, 2.0, 1.0], "communicate": communicate, "both": overlap}
         return {"rate_mbit": 300.0, "gradient_bytes": 10, "seconds": times, "processor": times,
                 "wrong": 1}  # fmt: skip
 
     reports = [rank([1.1, 2.1, 1.2], [0.9, 2.0, 1.0]), rank([1.0, 2.0, 1.3], [1.0, 1.0, 1.2])]
-    made = hosts_report.training_row(reports)
-    assert made["ratio"] == pytest.approx(1.3 / 1.2)
-    assert made["min"] == pytest.approx(2.1 / 2.0)
-    assert made["max"] == pytest.approx(1.1)
-    assert (made["compute"], made["communicate"], made["both"]) == (1.0, 1.2, 1.3)
-    assert made["wrong"] == 2
+    row = hosts_report.training_row(reports)
+    assert row["ratio"] == pytest.approx(1.3 / 1.2)
+    assert row["min"] == pytest.approx(2.1 / 2.0)
+    assert row["max"] == pytest.approx(1.1)
+    assert (row["compute"], row["communicate"], row["both"]) == (1.0, 1.2, 1.3)
+    assert row["wrong"] == 2
 
 
 def test_the_cost_model_is_checked_with_ringar_s_large_rows(tmp_path: Path) -> None:
@@ -102,26 +102,26 @@ def test_a_short_run() -> None:
     if (reason := unavailable()) or find_open_mpi() is None:
         pytest.skip(reason or "no mpirun of Open MPI")
     case = hosts.Case(2, sizes=((4 * MIB, 3), (1024, 20)))
-    found = hosts.Measured()
-    hosts.measure(case, rounds=2, mtu=9000, outcome=found)
-    assert not found.reasons, found.reasons
-    assert found.errors == 0
-    assert [(r["peer"], r["bytes"]) for r in found.rows] == [
+    figures = hosts.Measured()
+    hosts.measure(case, rounds=2, mtu=9000, outcome=figures)
+    assert not figures.reasons, figures.reasons
+    assert figures.errors == 0
+    assert [(r["peer"], r["bytes"]) for r in figures.rows] == [
         (peer, size)
         for size in (4 * MIB, 1024)
         for peer in ("ringar", "ringar over MPI", "Open MPI")
     ]
-    for one in found.rows[:3]:
-        assert one["due"] == 4 * MIB
-        assert one["bound"] == pytest.approx(
+    for row in figures.rows[:3]:
+        assert row["due"] == 4 * MIB
+        assert row["bound"] == pytest.approx(
             4 * MIB / Hosts(2, rate_mbit=500, mtu=9000).payload_rate
         )
         # A call may not be faster than the link, but for the burst that the bucket lets through.
-        assert 0.5 < one["of_bound"] < 1.05
-        assert one["sent_payload"] == pytest.approx(4 * MIB, rel=0.01)
-        assert one["sent_payload"] < one["sent"] < 1.02 * 4 * MIB
-    text = hosts_report.text(found.rows, [], {"cores": 2, "cpu": "c", "memory_gib": 1,
-                             "versions": {}, "commit": "c"}, 9000, found.versions)  # fmt: skip
+        assert 0.5 < row["of_bound"] < 1.05
+        assert row["sent_payload"] == pytest.approx(4 * MIB, rel=0.01)
+        assert row["sent_payload"] < row["sent"] < 1.02 * 4 * MIB
+    text = hosts_report.text(figures.rows, [], {"cores": 2, "cpu": "c", "memory_gib": 1,
+                             "versions": {}, "commit": "c"}, 9000, figures.versions)  # fmt: skip
     assert "Open MPI v" in text
     assert "not measured" in text
-    assert not math.isnan(found.rows[0]["stream_rate"])
+    assert not math.isnan(figures.rows[0]["stream_rate"])

@@ -26,7 +26,7 @@ def matrices(count: int, batch: int = 1, seed: int = 0) -> list[Element]:
     """Sparse ones of different sizes, some of them per example."""
     random = np.random.default_rng(seed)
     sizes = random.integers(3, 9, size=count + 1)
-    made = []
+    elements = []
     for i, (rows, columns) in enumerate(zip(sizes[1:], sizes, strict=False)):
         per_example = i % 3 == 1
         blocks = [
@@ -36,8 +36,8 @@ def matrices(count: int, batch: int = 1, seed: int = 0) -> list[Element]:
             for _ in range(batch if per_example else 1)
         ]
         matrix = scipy_sparse().block_diag(blocks, format="csr")
-        made.append(Element(scipy_sparse().csr_array(matrix), per_example))
-    return made
+        elements.append(Element(scipy_sparse().csr_array(matrix), per_example))
+    return elements
 
 
 def by_hand(left: Any, right: Element, batch: int) -> int:
@@ -63,13 +63,13 @@ def test_counts(count: int, batch: int) -> None:
     for levels in range(tree.most_levels(counter.length)):
         expected: list[int] = []
 
-        def operator(left: Any, right: Any, made: list[int] = expected) -> Any:
-            made.append(by_hand(left, right, batch))
+        def operator(left: Any, right: Any, flops: list[int] = expected) -> Any:
+            flops.append(by_hand(left, right, batch))
             return compose(left, right)
 
         tree.scan([np.ones((batch, width)), *elements, None], operator, levels)
         rounds = counter.count(levels)
-        assert [p.flops for one in rounds for p in one.products] == expected
+        assert [p.flops for step in rounds for p in step.products] == expected
         assert counting.critical_path(rounds, 1) == sum(expected)
         if levels == 0:
             assert counting.critical_path(rounds) == sum(expected)
@@ -77,18 +77,20 @@ def test_counts(count: int, batch: int) -> None:
 
 def test_one_example_stands_for_a_batch() -> None:
     elements = matrices(9)
-    one, batch = Counter(elements), Counter(elements, scale=5)
+    example, batch = Counter(elements), Counter(elements, scale=5)
     for levels in (0, 2):
-        for few, many in zip(one.count(levels), batch.count(levels), strict=True):
-            for product, larger in zip(few.products, many.products, strict=True):
+        for round_of_one, round_of_batch in zip(
+            example.count(levels), batch.count(levels), strict=True
+        ):
+            for product, larger in zip(round_of_one.products, round_of_batch.products, strict=True):
                 assert larger.flops in (product.flops, 5 * product.flops)
                 assert not product.is_vector or larger.flops == 5 * product.flops
 
 
 def test_the_time_of_a_round() -> None:
     products = tuple(Product(flops, True, 0.0, 1) for flops in (3, 5, 4))
-    one = Round(tree.Phase.UP, 0, products)
-    assert (one.flops, one.time(), one.time(1), one.time(2)) == (12, 5, 12, 6)
+    step = Round(tree.Phase.UP, 0, products)
+    assert (step.flops, step.time(), step.time(1), step.time(2)) == (12, 5, 12, 6)
     assert Round(tree.Phase.UP, 0, ()).time() == 0
 
 
@@ -117,23 +119,23 @@ def test_levels_are_chosen_by_the_critical_path() -> None:
 def test_analyze_counts_what_a_scan_multiplies(levels: int | None) -> None:
     model = nets.build("convolutions")
     x, _ = nets.data("convolutions", rows=2)
-    found = analysis.analyze(model, x, levels)
+    report = analysis.analyze(model, x, levels)
     stages, elements = analysis._elements(Chain.of(model.layers, model.input_shape[1:]), x)
     assert [stage.kind for stage in stages] == [
         "convolution", "relu", "max-pooling", "convolution", "tanh", "convolution", "relu",
         "max-pooling", "dense", "relu", "dense",
     ]  # fmt: skip
-    assert found.levels == (3 if levels is None else levels)
-    assert found.chain == Counter([*reversed(elements[1:])], 2).count(0)
-    assert found.plain == 2 * 2 * sum(stage.entries for stage in stages[1:])
-    assert sum(one.flops for one in found.chain) < found.plain
-    products = [product for one in found.rounds for product in one.products]
-    assert sum(not product.is_vector for product in products) == tree.plan(12, found.levels).count(
+    assert report.levels == (3 if levels is None else levels)
+    assert report.chain == Counter([*reversed(elements[1:])], 2).count(0)
+    assert report.plain == 2 * 2 * sum(stage.entries for stage in stages[1:])
+    assert sum(step.flops for step in report.chain) < report.plain
+    products = [product for step in report.rounds for product in step.products]
+    assert sum(not product.is_vector for product in products) == tree.plan(12, report.levels).count(
         tree.Kind.MATRICES
     )
     assert all(0 <= product.sparsity < 1 for product in products)
-    text = analysis.levels_table(found)
-    assert f"scan, {found.levels} levels" in text
+    text = analysis.levels_table(report)
+    assert f"scan, {report.levels} levels" in text
 
 
 def test_guaranteed_zeros_are_those_of_every_net() -> None:
@@ -146,26 +148,26 @@ def test_guaranteed_zeros_are_those_of_every_net() -> None:
     model = keras.Sequential([keras.Input((9, 8, 2)), *net, layers.Flatten(), layers.Dense(2)])
     chain = Chain.of(model.layers, (9, 8, 2))
     random = np.random.default_rng(0)
-    seen = [np.zeros(stage.shape, bool) for stage in chain.stages]
+    masks = [np.zeros(stage.shape, bool) for stage in chain.stages]
     for _ in range(200):
         for layer in model.layers:
             layer.set_weights([random.normal(size=w.shape) for w in layer.get_weights()])
         x = random.normal(size=(1, 9, 8, 2)).astype(np.float32)
         _, elements = analysis._elements(chain, x)
-        used = [number for number, stage in enumerate(chain.stages) if not stage.is_identity]
-        for number, element in zip(used, elements, strict=True):
-            seen[number] |= element.matrix.toarray() != 0
-    for number in used:
+        numbers = [number for number, stage in enumerate(chain.stages) if not stage.is_identity]
+        for number, element in zip(numbers, elements, strict=True):
+            masks[number] |= element.matrix.toarray() != 0
+    for number in numbers:
         stage = chain.stages[number]
-        assert seen[number].sum() == stage.entries, stage.kind
-        assert stage.guaranteed_zeros == pytest.approx(1 - seen[number].mean())
+        assert masks[number].sum() == stage.entries, stage.kind
+        assert stage.guaranteed_zeros == pytest.approx(1 - masks[number].mean())
 
 
 def test_guaranteed_zeros_of_vgg11() -> None:
     """As in the paper."""
     stages = Chain.of(analysis.vgg11().layers, (32, 32, 3)).stages
-    found = [(stage.kind, f"{stage.guaranteed_zeros:.5f}") for stage in stages[:3]]
-    assert found == [("convolution", "0.99157"), ("relu", "0.99998"), ("max-pooling", "0.99994")]
+    kinds = [(stage.kind, f"{stage.guaranteed_zeros:.5f}") for stage in stages[:3]]
+    assert kinds == [("convolution", "0.99157"), ("relu", "0.99998"), ("max-pooling", "0.99994")]
 
 
 def test_vgg11_is_pruned() -> None:
@@ -196,7 +198,7 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_limit_stops_the_scan() -> None:
     model = nets.build("convolutions")
-    found = analysis.analyze(model, limit=300)
-    assert found.levels < 3
-    assert found.obstacle.startswith(f"level {found.levels + 1}: ")
-    assert "operations" in found.obstacle
+    report = analysis.analyze(model, limit=300)
+    assert report.levels < 3
+    assert report.obstacle.startswith(f"level {report.levels + 1}: ")
+    assert "operations" in report.obstacle

@@ -22,29 +22,29 @@ def test_a_short_chain_has_a_length_from_which_on_it_is_possible(units: int) -> 
     ratio = ARITHMETIC.ratio(units)
     lengths = range(2, 2000)
     possible = [n > ratio * (math.log2(n) + math.log2(math.e * math.log(2))) for n in lengths]
-    found = [workers_needed(units, n, ARITHMETIC) is not None for n in lengths]
-    assert 0 < sum(found) < len(found)
-    assert abs(sum(possible) - sum(found)) <= 1
+    verdicts = [workers_needed(units, n, ARITHMETIC) is not None for n in lengths]
+    assert 0 < sum(verdicts) < len(verdicts)
+    assert abs(sum(possible) - sum(verdicts)) <= 1
 
 
 def test_what_is_needed_is_faster_and_one_less_is_not() -> None:
     for units in (1, 4, 20, 100):
         for length in (30, 300, 1000, 30_000):
             serial = scan_crossover.serial_cost(units, length, ARITHMETIC)
-            needed = workers_needed(units, length, ARITHMETIC)
-            if needed is None:
+            workers = workers_needed(units, length, ARITHMETIC)
+            if workers is None:
                 costs = [scan_crossover.scan_cost(units, length, p, ARITHMETIC)
                          for p in (2, length // 2, length, MOST)]  # fmt: skip
                 assert min(costs) >= serial
                 continue
-            assert scan_crossover.scan_cost(units, length, needed, ARITHMETIC) < serial
-            assert scan_crossover.scan_cost(units, length, needed - 1, ARITHMETIC) >= serial
+            assert scan_crossover.scan_cost(units, length, workers, ARITHMETIC) < serial
+            assert scan_crossover.scan_cost(units, length, workers - 1, ARITHMETIC) >= serial
 
 
 def test_more_units_need_more_and_longer_chains_fewer() -> None:
     lengths = np.unique(np.geomspace(10, 30_000, 60).astype(int))
-    found = scan_crossover.table(range(1, 257, 5), lengths, ARITHMETIC)
-    counted = np.nan_to_num(found, nan=np.inf)
+    table = scan_crossover.table(range(1, 257, 5), lengths, ARITHMETIC)
+    counted = np.nan_to_num(table, nan=np.inf)
     with np.errstate(invalid="ignore"):
         assert (counted[1:] >= counted[:-1]).all()
         assert (counted[:, 1:] <= counted[:, :-1]).all()

@@ -27,9 +27,9 @@ def serial_scan(matrices: Any, vector: Any, *, adjoint: bool) -> Any:
 
 
 def test_settings_are_the_papers() -> None:
-    found = scan_gpu.settings(30_000)
-    assert len(found) == len(set(found)) == 15
-    assert {Setting(10, 16), Setting(30_000, 16), Setting(1000, 2), Setting(1000, 256)} < {*found}
+    grid = scan_gpu.settings(30_000)
+    assert len(grid) == len(set(grid)) == 15
+    assert {Setting(10, 16), Setting(30_000, 16), Setting(1000, 2), Setting(1000, 256)} < {*grid}
     assert scan_gpu.settings(30) == [Setting(10, 16), Setting(30, 16)]
 
 
@@ -43,18 +43,18 @@ def test_the_backward_pass_is_that_of_the_forward_pass() -> None:
 
     h = scan_rnn.forward(np, weights, x)
     backward = Backward(np, serial_scan, lambda h, w: (1 - h * h) * w)
-    found = backward(weights, x, h, gradient)
+    gradients = backward(weights, x, h, gradient)
     for name in ("recurrent", "inputs", "bias"):
         array = getattr(weights, name)
         expected = np.empty_like(array)
         for place in np.ndindex(array.shape):
-            kept, losses = array[place], []
+            value, losses = array[place], []
             for change in (1e-6, -1e-6):
-                array[place] = kept + change
+                array[place] = value + change
                 losses.append(loss())
-            array[place] = kept
+            array[place] = value
             expected[place] = (losses[0] - losses[1]) / 2e-6
-        np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(getattr(gradients, name), expected, rtol=1e-6, atol=1e-8)
     states = backward.states(weights, h, gradient)
     assert scan_rnn.count_wrong(np, states, scan_rnn.serial(weights.recurrent, h, gradient)) == 0
     states[2, 1, 3] += 1
@@ -63,14 +63,14 @@ def test_the_backward_pass_is_that_of_the_forward_pass() -> None:
 
 
 def test_the_table() -> None:
-    found = {"ringar_backward": Series([[1e-4, 3e-4], [2e-4]]), "cudnn_backward": Series([[4e-3]])}
-    both = scan_gpu.row(Setting(1000, 16), found, 0, 132)
-    del found["cudnn_backward"]
-    alone = scan_gpu.row(Setting(10, 16), found, 2, 132)
-    text = scan_gpu.rows_text([both, alone])
+    times = {"ringar_backward": Series([[1e-4, 3e-4], [2e-4]]), "cudnn_backward": Series([[4e-3]])}
+    row = scan_gpu.row(Setting(1000, 16), times, 0, 132)
+    del times["cudnn_backward"]
+    row_of_ringar = scan_gpu.row(Setting(10, 16), times, 2, 132)
+    text = scan_gpu.rows_text([row, row_of_ringar])
     assert "| 200 us (200 us, 200 us) " in text
     assert "| 20 " in text
-    assert alone["widths"] == []
+    assert row_of_ringar["widths"] == []
     assert "serial" in text
 
 

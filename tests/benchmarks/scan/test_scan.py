@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.harness.machine import ROOT
 from benchmarks.scan import __main__ as scan
 from benchmarks.scan import cells as scan_cells
 from benchmarks.scan import counts as scan_counts
@@ -21,15 +19,16 @@ from benchmarks.scan import report as scan_report
 from benchmarks.scan import worker as scan_worker
 from benchmarks.scan.cells import CENTER, ONE, RANKS, TWO, Cell, Times
 from benchmarks.scan.counts import Counts
+from tests.plugin import run_job
 
 # --- the plan
 
 
 def test_cells_are_the_papers() -> None:
-    found = scan_cells.grid()
-    assert len(found) == len(set(found)) == 15
-    assert {Cell(10, 16), Cell(30_000, 16), Cell(1000, 2), Cell(1000, 256), CENTER} < {*found}
-    assert all(cell.units == 20 for cell in found)
+    grid = scan_cells.grid()
+    assert len(grid) == len(set(grid)) == 15
+    assert {Cell(10, 16), Cell(30_000, 16), Cell(1000, 2), Cell(1000, 256), CENTER} < {*grid}
+    assert all(cell.units == 20 for cell in grid)
     assert {cell.units for cell in scan_cells.small_cells()} == {1, 2, 4, 8}
     assert str(scan_cells.small_cells()[0]) == "T = 1000, B = 16, H = 1"
     assert Cell(30_000, 16).jacobian_bytes == 768_000_000
@@ -57,7 +56,7 @@ class BruteForce:
 
     def __init__(self, matrices: np.ndarray, vector: np.ndarray, levels: int) -> None:
         self.matrices, self.levels, self.positions = matrices, levels, len(matrices) + 1
-        self.results, self.kept = {0: vector}, {}  # type: ignore[var-annotated]
+        self.results, self.matrices_of = {0: vector}, {}  # type: ignore[var-annotated]
         self.counts = Counts()
         block = 1 << levels
         last = (math.ceil(self.positions / block) - 1) * block
@@ -85,7 +84,7 @@ class BruteForce:
 
     def keep(self, lo: int, level: int) -> None:
         if level > 0:
-            self.kept[lo, level] = self.up(lo, level)
+            self.matrices_of[lo, level] = self.up(lo, level)
 
     def up(self, lo: int, level: int) -> Any:
         if level == 0:
@@ -93,7 +92,7 @@ class BruteForce:
         mid = lo + (1 << (level - 1))
         left = self.up(lo, level - 1) if lo > 0 or level > 1 else None
         if lo > 0 or level > 1:
-            self.kept[lo, level - 1] = left
+            self.matrices_of[lo, level - 1] = left
         right = self.up(mid, level - 1)
         if lo == 0:
             return self.apply(mid - 1, right, lo + (1 << level) - 1)
@@ -101,7 +100,7 @@ class BruteForce:
         return right @ left
 
     def carry(self, lo: int, level: int) -> None:
-        matrix = self.kept[lo, level] if level else self.leaf(lo)
+        matrix = self.matrices_of[lo, level] if level else self.leaf(lo)
         self.apply(lo - 1, matrix, lo + (1 << level) - 1)
 
     def down(self, lo: int, level: int) -> None:
@@ -119,8 +118,8 @@ def test_counts_are_those_of_the_walk(levels: int) -> None:
     rng = np.random.default_rng(0)
     for length in [*range(1, 40), 63, 64, 65, 100, 127, 128, 300]:
         matrices = rng.normal(size=(length, 2, 2))
-        own = min(levels, scan_counts.tree_levels(length))
-        walk = BruteForce(matrices, np.ones(2), own)
+        depth = min(levels, scan_counts.tree_levels(length))
+        walk = BruteForce(matrices, np.ones(2), depth)
         assert scan_counts.count(length, levels) == walk.counts, length
         vector = np.ones(2)
         for k, matrix in enumerate(matrices):
@@ -132,9 +131,11 @@ def test_counts_are_those_of_the_walk(levels: int) -> None:
 
 def test_counts_of_the_chain_and_of_a_long_scan() -> None:
     assert scan_counts.count(1000, 0) == Counts(0, 1000, 1000)
-    whole = scan_counts.count(1 << 15)
-    assert whole.applies == 1 << 15, "every state's gradient is computed once"
-    assert (whole.products, whole.jacobians) == pytest.approx((1 << 15, 1.5 * (1 << 15)), rel=0.01)
+    totals = scan_counts.count(1 << 15)
+    assert totals.applies == 1 << 15, "every state's gradient is computed once"
+    assert (totals.products, totals.jacobians) == pytest.approx(
+        (1 << 15, 1.5 * (1 << 15)), rel=0.01
+    )
     assert Counts(1, 1, 1).operations(10) == 2 * 1000 + 200 + 100
     assert scan_counts.operations(1000, 16, 20, levels=0) == 16 * 1000 * (800 + 400 + 800)
 
@@ -163,10 +164,10 @@ def times(slow: float = 1.0, keras: float = 20e-3, scan_step: float = 6e-3) -> T
 
 
 def test_times_of_rounds() -> None:
-    one = Times({"scan": [(1.0, 2.0, 3.0), (2.0, 3.0, 5.0), (2.0, -1.0, 1.0)]})
-    assert one.of("scan", "backward") == [2.0, 3.0, scan_cells.SHORTEST], "never below 0"
-    assert one.of("scan", "step") == [3.0, 5.0, 1.0]
-    assert one.seconds("scan", "forward") == 2.0
+    seconds = Times({"scan": [(1.0, 2.0, 3.0), (2.0, 3.0, 5.0), (2.0, -1.0, 1.0)]})
+    assert seconds.of("scan", "backward") == [2.0, 3.0, scan_cells.SHORTEST], "never below 0"
+    assert seconds.of("scan", "step") == [3.0, 5.0, 1.0]
+    assert seconds.seconds("scan", "forward") == 2.0
     assert times().faster("auto_jit", "keras", "step") == pytest.approx(20)
     assert times().best(scan_worker.OWN, "backward") == "auto_jit"
 
@@ -178,9 +179,9 @@ def test_times_are_of_the_slowest_rank() -> None:
 
 
 def test_rows_can_be_read_again() -> None:
-    found = {ONE: {CENTER: times()}, RANKS: {Cell(10, 16): times(2.0)}}
-    rows = json.loads(json.dumps(scan_cells.to_rows(found)))
-    assert scan_cells.from_rows(rows) == found
+    tables = {ONE: {CENTER: times()}, RANKS: {Cell(10, 16): times(2.0)}}
+    rows = json.loads(json.dumps(scan_cells.to_rows(tables)))
+    assert scan_cells.from_rows(rows) == tables
     assert rows[0]["ways"]["scan"]["step"] == pytest.approx(
         {"seconds": 9e-3, "min": 6e-3, "max": 12e-3}
     )
@@ -188,47 +189,47 @@ def test_rows_can_be_read_again() -> None:
 
 def measured() -> scan_cells.Outcome:
     """All cells, times proportional to operations; the automatic choice loses at T = 10."""
-    found: scan_cells.Outcome = {}
+    tables: scan_cells.Outcome = {}
     for place in (ONE, TWO):
         for cell in scan_cells.grid() + scan_cells.small_cells():
             slow = cell.steps * cell.batch / 16e3
-            found.setdefault(place, {})[cell] = times(
+            tables.setdefault(place, {})[cell] = times(
                 slow, scan_step=60e-3 if cell.units == 8 else 6e-3
             )
     for cell in (Cell(10, 16),):
-        found[ONE][cell].rounds["keras_jit"] = [(1e-6, 4e-6, 5e-6)] * 2
-    return found
+        tables[ONE][cell].rounds["keras_jit"] = [(1e-6, 4e-6, 5e-6)] * 2
+    return tables
 
 
 def test_targets() -> None:
-    found = scan_report.targets(measured())
-    figures = [target.measured for target in found]
+    targets = scan_report.targets(measured())
+    figures = [target.measured for target in targets]
     assert figures[:4] == [pytest.approx([x]) for x in (20, 10, 20, 10)]
-    assert "T = 10, B = 16" in found[4].title
+    assert "T = 10, B = 16" in targets[4].title
     assert figures[4] == pytest.approx([20, 5e-6 / 1.5e-5], rel=0.5)
     assert figures[6][0] < 1.1
     assert figures[7] == pytest.approx([1 / 3])
-    assert "least, at T = 1000, B = 16, H = 8" in found[7].title
-    verdicts = [target.row()[-1] for target in found]
+    assert "least, at T = 1000, B = 16, H = 8" in targets[7].title
+    verdicts = [target.row()[-1] for target in targets]
     assert verdicts == ["yes"] * 4 + ["no", "yes", "yes", "no"]
     assert all("not measured" in target.row() for target in scan_report.targets({}))
 
 
 def measured_lstm() -> scan_cells.Outcome:
     """What a run of an LSTM gives; Keras' graph is the faster one at H = 1024."""
-    found: scan_cells.Outcome = {}
+    tables: scan_cells.Outcome = {}
     for cell in scan_cells.grid() + scan_cells.large_cells():
-        one = times(keras=1e-3 if cell.units == 1024 else 20e-3)
-        own = {way: one.rounds[way] for way in scan_worker.ways(1, "LSTM")}
-        found.setdefault(ONE, {})[cell] = Times(own)
-    return found
+        cell_times = times(keras=1e-3 if cell.units == 1024 else 20e-3)
+        rounds = {way: cell_times.rounds[way] for way in scan_worker.ways(1, "LSTM")}
+        tables.setdefault(ONE, {})[cell] = Times(rounds)
+    return tables
 
 
 def test_targets_and_tables_of_an_lstm() -> None:
-    found = scan_report.lstm_targets(measured_lstm())
-    assert [target.row()[-1] for target in found] == ["yes", "no", "yes"]
-    assert [len(target.measured) for target in found] == [1, 1, 2]
-    assert "least, at T = 20, B = 64, H = 1024" in found[1].title
+    targets = scan_report.lstm_targets(measured_lstm())
+    assert [target.row()[-1] for target in targets] == ["yes", "no", "yes"]
+    assert [len(target.measured) for target in targets] == [1, 1, 2]
+    assert "least, at T = 20, B = 64, H = 1024" in targets[1].title
     assert all("not measured" in target.row() for target in scan_report.lstm_targets({}))
     text = scan_report.text(measured_lstm(), {})
     assert "## Many units" in text
@@ -255,14 +256,16 @@ def test_wrong_results_are_named() -> None:
     assert off == "gradient 1 is off by 0.005"
     assert "loss" in scan_worker.difference([np.array(math.nan), np.ones(4)], expected)
 
-    def one(norm: float, wrong: dict[str, str]) -> Any:
-        return {"cells": [{"rounds": {"keras": [[1.0, 1.0, 2.0]]}, "jacobians": [], "wrong": wrong,
+    def of_rank(norm: float, faults: dict[str, str]) -> Any:
+        return {"cells": [{"rounds": {"keras": [[1.0, 1.0, 2.0]]}, "jacobians": [], "wrong": faults,
                            "norms": [norm, 1.0]}], "costs": {}}  # fmt: skip
 
-    found = scan.Measured()
-    scan.add(found, scan.Job(ONE, [CENTER]), [one(2.0, {})])
-    scan.add(found, scan.Job(RANKS, [CENTER]), [one(2.0, {"scan": "loss"}), one(2.1, {})])
-    assert found.faults == [
+    measurements = scan.Measured()
+    scan.add(measurements, scan.Job(ONE, [CENTER]), [of_rank(2.0, {})])
+    scan.add(
+        measurements, scan.Job(RANKS, [CENTER]), [of_rank(2.0, {"scan": "loss"}), of_rank(2.1, {})]
+    )
+    assert measurements.faults == [
         "2 ranks, rank 0, T = 1000, B = 16, scan: loss",
         "2 ranks, rank 1, T = 1000, B = 16, Keras: loss or gradients are not those elsewhere",
     ]
@@ -299,17 +302,15 @@ def test_the_winner_of_a_cell() -> None:
 @pytest.mark.job
 @pytest.mark.deadline(150)
 def test_a_quick_run(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.scan", "--quick", "--output", str(tmp_path / "scan")],
-        cwd=ROOT, capture_output=True, text=True, timeout=140,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "wrong" not in done.stderr
+    words = ["--quick", "--output", str(tmp_path / "scan")]
+    command = [sys.executable, "-m", "benchmarks.scan", *words]
+    job = run_job(None, command, deadline=140).check()
+    assert "wrong" not in job.stderr
     data = json.loads((tmp_path / "scan.json").read_text())
     assert {row["place"] for row in data["cells"]} == {"1 thread", "2 ranks"}
     for row in data["cells"]:
         assert list(row["ways"]) == list(scan_worker.ways(2 if row["place"] == "2 ranks" else 1))
-        assert all(one["forward"]["seconds"] > 0 for one in row["ways"].values())
+        assert all(way["forward"]["seconds"] > 0 for way in row["ways"].values())
         assert len(row["jacobians"]) == 1
     assert sorted(data["costs"]) == ["1", "20"]
     assert data["missing"] == {}
@@ -319,12 +320,9 @@ def test_a_quick_run(tmp_path: Path) -> None:
 @pytest.mark.job
 @pytest.mark.deadline(150)
 def test_a_quick_run_of_an_lstm(tmp_path: Path) -> None:
-    own = ["--quick", "--layer", "LSTM", "--output", str(tmp_path / "lstm")]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.scan", *own],
-        cwd=ROOT, capture_output=True, text=True, timeout=140,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ["--quick", "--layer", "LSTM", "--output", str(tmp_path / "lstm")]
+    command = [sys.executable, "-m", "benchmarks.scan", *options]
+    run_job(None, command, deadline=140).check()
     data = json.loads((tmp_path / "lstm.json").read_text())
     assert (data["layer"], data["missing"], data["wrong"]) == ("LSTM", {}, [])
     for row in data["cells"]:

@@ -33,8 +33,8 @@ def test_rows() -> None:
     assert rows["dynamic"]["rounds"] == 200
     assert rows["random"]["rounds"] is None
     assert not any(row["wrong"] for row in rows.values()), "unchecked updates may raise it"
-    (wrong,) = scheduled.rows({"round robin": reached(900, rises=1)})
-    assert wrong["wrong"]
+    (faulty_row,) = scheduled.rows({"round robin": reached(900, rises=1)})
+    assert faulty_row["wrong"]
 
 
 def test_the_table_and_the_target() -> None:
@@ -55,10 +55,10 @@ def test_the_picture(tmp_path: Path) -> None:
 
 def test_the_design() -> None:
     x, y = designs.correlated(2000, 40)
-    found = np.corrcoef(x.T)
-    assert found[3, 4] == pytest.approx(designs.CORRELATION, abs=0.03)
-    assert found[3, 5] == pytest.approx(designs.CORRELATION**2, abs=0.05)
-    assert abs(found[9, 10]) < 0.1, "of two groups"
+    correlation = np.corrcoef(x.T)
+    assert correlation[3, 4] == pytest.approx(designs.CORRELATION, abs=0.03)
+    assert correlation[3, 5] == pytest.approx(designs.CORRELATION**2, abs=0.05)
+    assert abs(correlation[9, 10]) < 0.1, "of two groups"
     alpha = designs.steepest(x, y)
     assert np.abs((x - x.mean(axis=0)).T @ (y - y.mean())).max() / 2000 == pytest.approx(alpha)
 

@@ -16,8 +16,8 @@ from benchmarks.sharded import plot, worker
 LOSSES = [1.0, 0.5]
 
 
-def of_memory(held: int, losses: list[float] = LOSSES) -> dict[str, Any]:
-    return {"weights": 100, "held": held, "peak": 300, "losses": losses}
+def of_memory(slots: int, losses: list[float] = LOSSES) -> dict[str, Any]:
+    return {"weights": 100, "held": slots, "peak": 300, "losses": losses}
 
 
 def of_time(slow: float) -> dict[str, Any]:
@@ -43,9 +43,9 @@ def test_rows_and_targets() -> None:
     assert [row["shard"] for row in times] == ["none", "optimizer", "gradients", "weights"]
     assert times[2]["times"] == pytest.approx(1.1)
     assert times[0]["min"] == pytest.approx(1.5)
-    found = sharded.targets([plain, cut], times)
+    targets = sharded.targets([plain, cut], times)
     reached = ["yes", "yes", "yes", "no", "yes", "yes", "yes"]
-    assert [target.row()[-1] for target in found] == reached
+    assert [target.row()[-1] for target in targets] == reached
     assert sharded.targets([plain, weights], [])[0].row()[-1] == "no"
     assert "202 MB" not in sharded.memory_text([plain, cut])  # of bytes
     assert "1.100" in sharded.time_text(times)
@@ -53,8 +53,8 @@ def test_rows_and_targets() -> None:
 
 def test_slots_on_disk_take_no_memory() -> None:
     rows = [sharded.memory_row(worker.OFFLOADED, 2, [of_memory(n)]) for n in (104, 120)]
-    found = [sharded.targets([row], []) for row in rows]
-    assert [[target.row()[-1] for target in of_row] for of_row in found] == [["yes"], ["no"]]
+    targets = [sharded.targets([row], []) for row in rows]
+    assert [[target.row()[-1] for target in of_row] for of_row in targets] == [["yes"], ["no"]]
 
 
 def test_other_losses_are_wrong() -> None:

@@ -47,9 +47,9 @@ def test_networks_are_those_of_keras() -> None:
         model = make(weights=None)
         # A kernel, and the bias or the offset of its normalization: one for each filter.
         shapes = [w.shape for w in model.trainable_variables if len(w.shape) > 1]
-        theirs = sorted(shape.num_elements() + shape[-1] for shape in shapes)
-        assert sorted(layer.parameters for layer in NETWORKS[name]()) == theirs
-        assert sum(theirs) == sum(w.shape.num_elements() for w in model.trainable_variables)
+        sizes = sorted(shape.num_elements() + shape[-1] for shape in shapes)
+        assert sorted(layer.parameters for layer in NETWORKS[name]()) == sizes
+        assert sum(sizes) == sum(w.shape.num_elements() for w in model.trainable_variables)
     for name, (make_model, _) in MODELS.items():
         variables = make_model().trainable_variables
         assert 4 * sum(w.shape.num_elements() for w in variables) == GRADIENT_BYTES[name]
@@ -66,10 +66,10 @@ def test_a_step_by_hand() -> None:
     # Half of the speed is lost meanwhile: the link is free at 1.5 s, 0.25 s of computing are done
     # of the next second, and so on, three times.
     slowed = Workload(work.layers, 6.0, MB, MB, contention=0.5)
-    found = step(slowed, lambda _: 0.5)
-    assert found.total == pytest.approx(6 + 3 * 0.25 + 0.5)
-    assert found.communicate == pytest.approx(2.0)
-    assert found.efficiency == pytest.approx(6 / 7.25)
+    prediction = step(slowed, lambda _: 0.5)
+    assert prediction.total == pytest.approx(6 + 3 * 0.25 + 0.5)
+    assert prediction.communicate == pytest.approx(2.0)
+    assert prediction.efficiency == pytest.approx(6 / 7.25)
     # Without overlap everything is added.
     after = Workload(work.layers, 6.0, MB, MB, overlap=False)
     assert step(after, lambda _: 0.5).total == pytest.approx(8.0)
@@ -78,23 +78,23 @@ def test_a_step_by_hand() -> None:
 
 
 def test_the_last_layers_leave_first() -> None:
-    seen: list[float] = []
+    sizes: list[float] = []
 
     def allreduce(nbytes: float) -> float:
-        seen.append(nbytes)
+        sizes.append(nbytes)
         return 0.0
 
     step(Workload(layers(1, 2, 3, 4), 6.0, bucket=5 * MB, first_bucket=5 * MB), allreduce)
-    assert seen == [4 * MB, 5 * MB, 1 * MB]
+    assert sizes == [4 * MB, 5 * MB, 1 * MB]
 
 
 def test_more_ranks_and_slower_links_are_never_better() -> None:
     work = published.workload("vgg16")
     for algorithm in cost_model.ALGORITHMS:
         ranks = [1, 4, 8, 16, 64, 512, 4096, 10000]
-        found = [predict(work, SLOW, n, 4, algorithm).efficiency for n in ranks]
-        assert found == sorted(found, reverse=True), algorithm
-        assert 0 < found[-1] < found[0] == 1
+        efficiencies = [predict(work, SLOW, n, 4, algorithm).efficiency for n in ranks]
+        assert efficiencies == sorted(efficiencies, reverse=True), algorithm
+        assert 0 < efficiencies[-1] < efficiencies[0] == 1
     with pytest.raises(ValueError, match="expected a multiple of 4 ranks per host, .*received 6"):
         predict(work, SLOW, 6, 4)
 
@@ -103,18 +103,21 @@ def test_resnet_101_on_thousands_of_ranks() -> None:
     """With the defaults; halving and doubling, and the size of buckets, keep the latencies low."""
     work = published.workload("resnet101")
     work = replace(work, bucket=None, first_bucket=1 << 20)
-    found = [predict(work, published.parameters(), n, 4).efficiency for n in (4096, 10000)]
-    assert found[0] > 0.85
-    assert found[1] > 0.75
+    efficiencies = [predict(work, published.parameters(), n, 4).efficiency for n in (4096, 10000)]
+    assert efficiencies[0] > 0.85
+    assert efficiencies[1] > 0.75
 
 
 def test_published_figures_are_reproduced() -> None:
     """Horovod's 90%, 90% and 68% on 512 GPUs, and those of 16 and 128, within 5 points."""
     comparisons = published.compare()
     assert len(comparisons) == 9
-    off = {(one.gpus, one.model): one.predicted.efficiency - one.published for one in comparisons}
+    off = {
+        (comparison.gpus, comparison.model): comparison.predicted.efficiency - comparison.published
+        for comparison in comparisons
+    }
     assert all(abs(difference) <= 0.05 for difference in off.values()), off
-    assert all(one.within for one in comparisons)
+    assert all(comparison.within for comparison in comparisons)
     assert abs(off[512, "vgg16"]) < 0.02
 
 
@@ -125,10 +128,10 @@ def test_the_assumed_numbers_are_the_nearest_of_the_grid() -> None:
 
 @pytest.mark.parametrize("model", ["resnet101", "inception_v3"])
 def test_a_model_that_was_left_out_is_predicted(model: str) -> None:
-    others = published.compare(*published.search(without=model))
-    mine = [one for one in others if one.model == model]
-    assert len(mine) == 3
-    assert all(one.within for one in mine)
+    comparisons = published.compare(*published.search(without=model))
+    of_model = [comparison for comparison in comparisons if comparison.model == model]
+    assert len(of_model) == 3
+    assert all(comparison.within for comparison in of_model)
 
 
 def rows_of(hosts: tuple[int, ...] = (2, 4, 8), off: float = 1.0) -> dict[str, Any]:
@@ -229,15 +232,15 @@ def test_the_files(tmp_path: Path) -> None:
 
 def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cost_model.save(tmp_path / "model.json", SLOW)
-    own = ["--parameters", "1e6", "--step", "0.1", "--ranks", "1,2", "--ranks-per-host", "1",
+    words = ["--parameters", "1e6", "--step", "0.1", "--ranks", "1,2", "--ranks-per-host", "1",
            "--algorithms", "ring", "--no-overlap", "--cost-model",
            str(tmp_path / "model.json")]  # fmt: skip
-    assert simulate.main(own) == 0
+    assert simulate.main(words) == 0
     # 4 MB in one bucket of 1 MiB and others of up to 8: the ring's bytes at 100 MB/s, and latency.
     line = next(li for li in capsys.readouterr().out.splitlines() if li.startswith("| 1 M param")
                 and "| 2 " in li)  # fmt: skip
     assert "| 40.2 ms" in line
-    for wrong, message in (
+    for words, message in (
         (["--parameters", "1e6"], "needs --step"),
         (["--models", "lenet"], "expected resnet101, inception_v3, vgg16, received"),
         (["--ranks", "6"], "expected a multiple of 4 ranks"),
@@ -245,5 +248,5 @@ def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--contention", "1"], "--contention: expected 0 to below 1"),
         (["--cost-model", "none.json"], "none.json: expected a file"),
     ):
-        assert simulate.main(wrong) == 2
+        assert simulate.main(words) == 2
         assert message in capsys.readouterr().err

@@ -14,11 +14,12 @@ from benchmarks.split import plot as split_plot
 from benchmarks.split.__main__ import ALL, HYBRID, ONE, PARALLEL, SPLIT, UNGROUPED, Measured
 
 
-def row(seconds: float = 1.0, sent: float = 0.0, parameters: int = 100, **more: Any) -> Any:
+def row(seconds: float = 1.0, sent_bytes: float = 0.0, parameters: int = 100, **fields: Any) -> Any:
     return {
-        "seconds": seconds, "min": seconds, "max": seconds, "images": 64 / seconds, "bytes": sent,
-        "bytes_per_image": sent / 64, "by_layer": {"fc6": sent}, "memory": 2**30,
-        "parameters": parameters, "slots": parameters, "losses": [7.0, 6.5], **more,
+        "seconds": seconds, "min": seconds, "max": seconds, "images": 64 / seconds,
+        "bytes": sent_bytes, "bytes_per_image": sent_bytes / 64, "by_layer": {"fc6": sent_bytes},
+        "memory": 2**30, "parameters": parameters, "slots": parameters, "losses": [7.0, 6.5],
+        **fields,
     }  # fmt: skip
 
 
@@ -29,30 +30,43 @@ def test_a_row_is_of_the_slowest_and_the_busiest_rank() -> None:
         {"rounds": [[2.0, 2.0], [4.0, 4.0]], "bytes": {"fc6": 6.0, "fc7": 6.0}, "memory": 6,
          "parameters": 7, "slots": 3, "losses": [1.0]},
     ]  # fmt: skip
-    found = split.summary(ranks, batch=64)
-    assert (found["seconds"], found["min"], found["max"]) == (3.25, 2.5, 4.0)
-    assert (found["bytes"], found["bytes_per_image"], found["memory"]) == (12.0, 12 / 64, 6)
-    assert found["images"] == pytest.approx(64 / 3.25)
+    row_of_ranks = split.summary(ranks, batch=64)
+    assert (row_of_ranks["seconds"], row_of_ranks["min"], row_of_ranks["max"]) == (3.25, 2.5, 4.0)
+    assert (row_of_ranks["bytes"], row_of_ranks["bytes_per_image"], row_of_ranks["memory"]) == (
+        12.0,
+        12 / 64,
+        6,
+    )
+    assert row_of_ranks["images"] == pytest.approx(64 / 3.25)
 
 
 def test_targets() -> None:
-    found = Measured(
-        {ONE: row(), PARALLEL: row(sent=240.0), HYBRID: row(sent=15.0), SPLIT: row(parameters=50)},
+    measurements = Measured(
+        {
+            ONE: row(),
+            PARALLEL: row(sent_bytes=240.0),
+            HYBRID: row(sent_bytes=15.0),
+            SPLIT: row(parameters=50),
+        },
         {PARALLEL: row(12.0), HYBRID: row(3.0)},
     )
-    assert [target.measured for target in split.targets(found)] == [[50.0, 50.0], [16.0], [4.0]]
-    assert all("yes" in target.row() for target in split.targets(found))
+    assert [target.measured for target in split.targets(measurements)] == [
+        [50.0, 50.0],
+        [16.0],
+        [4.0],
+    ]
+    assert all("yes" in target.row() for target in split.targets(measurements))
     nothing = [target.measured for target in split.targets(Measured())]
     assert all(math.isnan(figure) for figures in nothing for figure in figures)
 
 
 def test_losses_that_are_not_those_of_one_process_are_counted() -> None:
     local = {ONE: row(), UNGROUPED: row(losses=[5.0, 4.0])}
-    others = {SPLIT: row(), ALL: row(losses=[5.0, 4.1]), HYBRID: row(losses=[7.1, 6.6])}
-    assert split.wrong_losses(local, others) == 3
+    rows = {SPLIT: row(), ALL: row(losses=[5.0, 4.1]), HYBRID: row(losses=[7.1, 6.6])}
+    assert split.wrong_losses(local, rows) == 3
 
 
-ROWS = {PARALLEL: row(sent=2e8), SPLIT: row(sent=4e6), HYBRID: row(sent=1e7)}
+ROWS = {PARALLEL: row(sent_bytes=2e8), SPLIT: row(sent_bytes=4e6), HYBRID: row(sent_bytes=1e7)}
 
 
 def test_the_tables() -> None:

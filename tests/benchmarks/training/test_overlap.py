@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.harness.machine import ROOT
 from benchmarks.training import buckets, jobs, overlap
 from benchmarks.training import overlap_trace as trace
+from tests.plugin import run_job
 
 GRADIENT = "Call/gradient_tape/dense/MatMul/MatMul_1:_MklMatMul"
 UPDATE = "Call/optimizer_1/AssignSubVariableOp:AssignSubVariableOp"
@@ -65,14 +64,14 @@ def test_time_beside_others_counts_once() -> None:
 
 
 def test_table_of_a_made_up_step() -> None:
-    found = trace.transfers(TIMELINE)
-    assert [one.name for one in found] == ["bucket_0:3", "bucket_1:2-0"]
-    assert found[0].spans == {
+    transfers = trace.transfers(TIMELINE)
+    assert [transfer.name for transfer in transfers] == ["bucket_0:3", "bucket_1:2-0"]
+    assert transfers[0].spans == {
         "queued": [(3000.0, 3500.0)],
         "waiting": [(3500.0, 4400.0)],
         "reducing": [(4400.0, 4500.0)],
     }
-    first, second, total = trace.rows(STEPS, OPS, found)
+    first, second, total = trace.rows(STEPS, OPS, transfers)
     assert (first["leaves"], first["queued"], first["waiting"]) == (2.5, 0.5, 0.9)
     assert (first["ms"], first["beside"], first["part"]) == (1.0, 0.5, 0.5)
     assert (second["ms"], second["beside"], second["part"]) == (1.0, 0.0, 0.0)
@@ -102,43 +101,38 @@ def test_gain_compares_rounds_with_themselves() -> None:
 
 
 def test_buckets_choose_only_what_wins_clearly() -> None:
-    tried = buckets.candidates([2 << 20, 1 << 30], [64 << 10])
-    assert tried[0] == jobs.DEFAULT
-    assert (8 << 20, 64 << 10) in tried
-    assert tried[-1] == (1 << 30, 1 << 30)
-    plans = [(str(i),) for i in range(len(tried))]
+    pairs = buckets.candidates([2 << 20, 1 << 30], [64 << 10])
+    assert pairs[0] == jobs.DEFAULT
+    assert (8 << 20, 64 << 10) in pairs
+    assert pairs[-1] == (1 << 30, 1 << 30)
+    plans = [(str(i),) for i in range(len(pairs))]
     plans[2] = plans[1]
-    seconds = [[1.0, 2.0, 1.0]] * len(tried)
-    found: dict[str, Any] = {
+    seconds = [[1.0, 2.0, 1.0]] * len(pairs)
+    report: dict[str, Any] = {
         "plans": [*plans, ()],
         "seconds": [*seconds, [0.9, 1.8, 0.9]],
         "wrong": 0,
     }
-    table = buckets.rows("mlp", tried, found)
-    assert table[2]["same_as"] == tried[1]
+    table = buckets.rows("mlp", pairs, report)
+    assert table[2]["same_as"] == pairs[1]
     assert table[-1]["bucket"] is None
     assert table[-1]["ratio"] == pytest.approx(0.9)
     assert buckets.choice(table)[0] == jobs.DEFAULT, "no exchange is no candidate"
-    found["seconds"][3] = [0.9, 1.9, 1.2]
-    assert buckets.choice(buckets.rows("mlp", tried, found))[0] == jobs.DEFAULT
-    found["seconds"][3] = [0.9, 1.9, 0.9]
-    assert buckets.choice(buckets.rows("mlp", tried, found))[0] == tried[3]
+    report["seconds"][3] = [0.9, 1.9, 1.2]
+    assert buckets.choice(buckets.rows("mlp", pairs, report))[0] == jobs.DEFAULT
+    report["seconds"][3] = [0.9, 1.9, 0.9]
+    assert buckets.choice(buckets.rows("mlp", pairs, report))[0] == pairs[3]
 
 
 @pytest.mark.job
 @pytest.mark.slow
 def test_a_small_run_writes_a_trace_and_a_picture(tmp_path: Path) -> None:
     output = tmp_path / "overlap"
-    smallest = ["--model", "mlp", "--rounds", "2", "--steps", "2", "--record", "3"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.training.overlap", *smallest, "--output", str(output)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "beside backward" in done.stdout
+    words = ["--model", "mlp", "--rounds", "2", "--steps", "2", "--record", "3"]
+    words += ["--output", str(output)]
+    command = [sys.executable, "-m", "benchmarks.training.overlap", *words]
+    job = run_job(None, command, deadline=150).check()
+    assert "beside backward" in job.stdout
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     trace_file = json.loads(output.with_suffix(".json").read_text())
     events = trace_file["traceEvents"]
@@ -152,8 +146,8 @@ def test_a_small_run_writes_a_trace_and_a_picture(tmp_path: Path) -> None:
     # On one clock: the gradients leave within the step, after an operation of its backward pass.
     steps = [(s["ts"], s["ts"] + s["dur"]) for s in spans if s["name"].startswith("step ")]
     assert len(steps) == 3
-    sent = [span["ts"] for span in spans if span["name"] == bucket and span["pid"] == 0]
-    made = [span["ts"] for span in spans if "gradient_tape/" in span["name"]]
-    for (begin, end), at in zip(steps, sent, strict=True):
+    departures = [span["ts"] for span in spans if span["name"] == bucket and span["pid"] == 0]
+    operations = [span["ts"] for span in spans if "gradient_tape/" in span["name"]]
+    for (begin, end), at in zip(steps, departures, strict=True):
         assert begin < at < end
-        assert any(begin < op < at for op in made)
+        assert any(begin < op < at for op in operations)

@@ -12,16 +12,16 @@ from benchmarks.training import plot, threads
 
 
 def table(seconds: dict[threads.Setting, list[float]]) -> list[dict[str, Any]]:
-    found = {setting: Series([[t] for t in times]) for setting, times in seconds.items()}
-    return threads.rows(found, 32, 2)
+    series = {setting: Series([[t] for t in times]) for setting, times in seconds.items()}
+    return threads.rows(series, 32, 2)
 
 
 def test_zero_and_the_default_are_among_the_settings() -> None:
     for ranks, cores in ((1, 2), (2, 2), (4, 2), (2, 8), (3, 8)):
-        tried = threads.settings(ranks, cores)
-        assert threads.default(ranks, cores)[2] in {binding for *_, binding in tried}
-        assert len(set(tried)) == len(tried)
-        assert (0, 0, "none") in tried
+        combinations = threads.settings(ranks, cores)
+        assert threads.default(ranks, cores)[2] in {binding for *_, binding in combinations}
+        assert len(set(combinations)) == len(combinations)
+        assert (0, 0, "none") in combinations
     assert threads.default(2, 2) == (1, 2, "core")
     assert threads.default(2, 8) == (4, 4, "core")
     assert threads.default(4, 2) == (1, 2, "none")

@@ -28,22 +28,22 @@ def test_settings_of_threads() -> None:
 
 
 def test_rows_of_overhead_and_scaling() -> None:
-    plain, ours = Series([[2e-3, 2e-3]]), Series([[2.5e-3]])
-    rows = overhead.rows({("mlp", 2, False): plain, ("mlp", 2, True): ours})
+    plain, distributed = Series([[2e-3, 2e-3]]), Series([[2.5e-3]])
+    rows = overhead.rows({("mlp", 2, False): plain, ("mlp", 2, True): distributed})
     assert [row["of_plain"] for row in rows] == [1.0, pytest.approx(0.8)]
-    one = Series([[1e-3]])
-    table = scaling.rows({("mlp", 1, False): one, ("mlp", 2, True): Series([[1.25e-3]])})
+    single = Series([[1e-3]])
+    table = scaling.rows({("mlp", 1, False): single, ("mlp", 2, True): Series([[1.25e-3]])})
     assert table[1]["ideal"] == pytest.approx(2 * 8 / 1e-3)
     assert table[1]["efficiency"] == pytest.approx(0.8)
 
 
 def test_a_case_that_fails_is_named_and_the_others_have_rows() -> None:
-    found = {("mlp", 2, False): Series(failure="no end after 1 s"),
+    series = {("mlp", 2, False): Series(failure="no end after 1 s"),
              ("mlp", 2, True): Series([[1e-3]])}  # fmt: skip
-    (row,) = overhead.rows(found)
+    (row,) = overhead.rows(series)
     assert row["of_plain"] != row["of_plain"]
-    assert training.failures(found) == {"mlp, 2 x plain Keras": "no end after 1 s"}
-    assert "no end after" in report.missing_lines(training.failures(found))
+    assert training.failures(series) == {"mlp, 2 x plain Keras": "no end after 1 s"}
+    assert "no end after" in report.missing_lines(training.failures(series))
 
 
 def test_a_job_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,10 +54,10 @@ def test_a_job_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) ->
         raise processes.JobFailedError("exit code 1: last words")
 
     monkeypatch.setattr(processes, "run_command", fail)
-    found = training.collect([("mlp", 1, False), ("mlp", 1, True)], rounds=3, epochs=1)
+    series = training.collect([("mlp", 1, False), ("mlp", 1, True)], rounds=3, epochs=1)
     assert len(commands) == 2
-    assert {one.failure for one in found.values()} == {"exit code 1: last words"}
-    assert overhead.rows(found) == []
+    assert {times.failure for times in series.values()} == {"exit code 1: last words"}
+    assert overhead.rows(series) == []
 
 
 def test_targets_without_figures_say_so() -> None:
@@ -113,8 +113,8 @@ def test_a_prediction_beside_scaling() -> None:
 
 
 def measured() -> dict[training.Case, Series]:
-    found = training.cases(["small_cnn"], [1, 2, 4])
-    return {case: Series([[9e-3]]) for case in found}
+    cases = training.cases(["small_cnn"], [1, 2, 4])
+    return {case: Series([[9e-3]]) for case in cases}
 
 
 @pytest.mark.slow

@@ -21,9 +21,9 @@ def train() -> keras.Model:
     model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(1)])
     model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
     x, y = common.regression(rows=2 * 2 * 60)
-    own = slice(ringar.rank(), None, 2)
+    rows = slice(ringar.rank(), None, 2)
     model.fit(
-        x[own], y[own], batch_size=2, shuffle=False, epochs=2, verbose=0,
+        x[rows], y[rows], batch_size=2, shuffle=False, epochs=2, verbose=0,
         callbacks=[ringar.callbacks.Distributed()],
     )  # fmt: skip
     return model
@@ -40,8 +40,8 @@ def tuned_training() -> None:
         "RINGAR_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "12",
     })  # fmt: skip
     model = train()
-    found = (common.digest(model), tuned.of(model))
-    assert ringar.allgather_object(found) == [found] * 2, "other weights or settings elsewhere"
+    state = (common.digest(model), tuned.of(model))
+    assert ringar.allgather_object(state) == [state] * 2, "other weights or settings elsewhere"
     assert common.largest_difference(common.values(model), start) < 1e-5
     if ringar.rank() == 0:
         with log.open(newline="") as file:

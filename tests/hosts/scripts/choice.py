@@ -6,7 +6,7 @@ import sys
 
 import ringar
 from tests.faults.job import attempt, works
-from tests.hosts.sent import bytes_between_hosts
+from tests.hosts.traffic import bytes_between_hosts
 
 
 def main() -> None:

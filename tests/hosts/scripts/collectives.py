@@ -22,7 +22,7 @@ import tensorflow as tf
 import ringar
 from tests.collectives import common, test_window
 from tests.faults.job import attempt, record, works
-from tests.hosts.sent import bytes_between_hosts
+from tests.hosts.traffic import bytes_between_hosts
 
 mpi4py.rc.initialize = False  # as Horovod's documentation advises, which initializes MPI, too
 
@@ -44,9 +44,9 @@ def of_all(dtype: str, shape: Sequence[int], op: ringar.ReduceOp) -> list[np.nda
 
 def place() -> None:
     """Writes down where this rank is."""
-    here = (ringar.rank(), ringar.size(), ringar.local_rank(), ringar.local_size())
+    ranks = (ringar.rank(), ringar.size(), ringar.local_rank(), ringar.local_size())
     record(
-        "where", kinds=[], message=repr((socket.gethostname(), *here, ringar.cross_rank(),
+        "where", kinds=[], message=repr((socket.gethostname(), *ranks, ringar.cross_rank(),
                                          ringar.cross_size())), seconds=0.0
     )  # fmt: skip
 
@@ -58,13 +58,13 @@ def allreduce(algorithm: str | None) -> Callable[[], None]:
                 if op is ringar.Average and dtype not in common.FLOATING:
                     continue
                 inputs = [of_all(dtype, shape, op) for shape in SHAPES]
-                mine = [arrays[ringar.rank()] for arrays in inputs]
+                inputs_of_rank = [arrays[ringar.rank()] for arrays in inputs]
                 expected = [common.reduced(op, arrays) for arrays in inputs]
-                together = ringar.grouped_allreduce(mine, op, algorithm=algorithm)
+                together = ringar.grouped_allreduce(inputs_of_rank, op, algorithm=algorithm)
                 common.assert_all_same(together, expected, (dtype, op))
                 for i in (0, 1, 4, len(SHAPES) - 1):
-                    alone = ringar.allreduce(mine[i], op, algorithm=algorithm)
-                    common.assert_same(alone, expected[i], (dtype, op, SHAPES[i]))
+                    total = ringar.allreduce(inputs_of_rank[i], op, algorithm=algorithm)
+                    common.assert_same(total, expected[i], (dtype, op, SHAPES[i]))
 
     return run
 
@@ -86,7 +86,7 @@ def large(algorithm: str | None) -> Callable[[], None]:
     return run
 
 
-def narrow(algorithm: str | None) -> Callable[[], None]:
+def narrow_allreduce(algorithm: str | None) -> Callable[[], None]:
     """float32 that travels as float16 or bfloat16: exact where they are, and near elsewhere."""
 
     def run() -> None:
@@ -129,8 +129,8 @@ def allgather(process_set: ringar.ProcessSet | None = None) -> None:
         for rows in ([1] * len(members), [3 * i for i in range(len(members))],
                      [20_000 * (i % 2) + 1 for i in range(len(members))]):  # fmt: skip
             arrays = [common.values(dtype, (rows[i], 2), r) for i, r in enumerate(members)]
-            mine = arrays[members.index(ringar.rank())]
-            result = ringar.allgather(mine, process_set=process_set)
+            array = arrays[members.index(ringar.rank())]
+            result = ringar.allgather(array, process_set=process_set)
             common.assert_same(result, np.concatenate(arrays), (dtype, rows))
 
 
@@ -149,13 +149,13 @@ def alltoall(process_set: ringar.ProcessSet | None = None) -> None:
     for scale in (0, 1, 7000):
         # What place i sends to place j; none for some.
         splits = [[scale * ((i + 2 * j) % (n + 1)) for j in range(n)] for i in range(n)]
-        sent = [common.values("int32", (sum(row), 2), r) for row, r in zip(splits, members)]  # noqa: B905
-        received = ringar.alltoall(sent[me], splits=splits[me], process_set=process_set)
+        inputs = [common.values("int32", (sum(row), 2), r) for row, r in zip(splits, members)]  # noqa: B905
+        received = ringar.alltoall(inputs[me], splits=splits[me], process_set=process_set)
         result = received[0] if isinstance(received, tuple) else received
         expected = []
         for i in range(n):
             start = sum(splits[i][:me])
-            expected.append(sent[i][start : start + splits[i][me]])
+            expected.append(inputs[i][start : start + splits[i][me]])
         common.assert_same(result, np.concatenate(expected), scale)
 
 
@@ -168,15 +168,15 @@ def grouped() -> None:
         [exact(dtype, shape, r, ringar.Sum) for dtype, shape in zip(dtypes, shapes, strict=True)]
         for r in ranks
     ]
-    mine, each = of_ranks[ringar.rank()], list(zip(*of_ranks, strict=True))
-    totals = [common.reduced(ringar.Sum, list(arrays)) for arrays in each]
+    inputs, of_arrays = of_ranks[ringar.rank()], list(zip(*of_ranks, strict=True))
+    totals = [common.reduced(ringar.Sum, list(arrays)) for arrays in of_arrays]
     parts = [np.array_split(total, ringar.size())[ringar.rank()] for total in totals]
-    common.assert_all_same(ringar.grouped_reducescatter(mine, ringar.Sum), parts, "reducescatter")
-    whole = [np.concatenate(arrays) for arrays in each]
-    common.assert_all_same(ringar.grouped_allgather(mine), whole, "allgather")
+    common.assert_all_same(ringar.grouped_reducescatter(inputs, ringar.Sum), parts, "reducescatter")
+    wholes = [np.concatenate(arrays) for arrays in of_arrays]
+    common.assert_all_same(ringar.grouped_allgather(inputs), wholes, "allgather")
     last = ringar.size() - 1
-    common.assert_all_same(ringar.grouped_broadcast(mine, last), of_ranks[last], "broadcast")
-    variables = [tf.Variable(array) for array in mine]
+    common.assert_all_same(ringar.grouped_broadcast(inputs, last), of_ranks[last], "broadcast")
+    variables = [tf.Variable(array) for array in inputs]
     ringar.broadcast_variables(variables, last)
     common.assert_all_same([v.numpy() for v in variables], of_ranks[last], "broadcast_variables")
 
@@ -188,7 +188,7 @@ def barrier() -> None:
 
 def objects() -> None:
     everyone = ringar.allgather_object({"rank": ringar.rank(), "pad": "x" * 1000 * ringar.rank()})
-    assert [one["rank"] for one in everyone] == list(range(ringar.size()))
+    assert [report["rank"] for report in everyone] == list(range(ringar.size()))
     last = ringar.size() - 1
     assert ringar.broadcast_object((ringar.rank(), [1.5]), root_rank=last) == (last, [1.5])
 
@@ -205,43 +205,43 @@ def groups() -> list[list[int]]:
 def process_sets() -> None:
     collectives = (reducescatter, allgather, broadcast, alltoall)
     for ranks in groups():
-        one = ringar.add_process_set(ranks)
-        if one.included():
+        group = ringar.add_process_set(ranks)
+        if group.included():
             for collective in collectives:
-                collective(one)
+                collective(group)
             for algorithm in ALGORITHMS:
                 arrays = [exact("float32", (1001,), r, ringar.Sum) for r in ranks]
                 result = ringar.allreduce(
-                    arrays[one.rank()], ringar.Sum, process_set=one, algorithm=algorithm
+                    arrays[group.rank()], ringar.Sum, process_set=group, algorithm=algorithm
                 )
                 common.assert_same(result, common.reduced(ringar.Sum, arrays), (ranks, algorithm))
-        ringar.remove_process_set(one)
+        ringar.remove_process_set(group)
 
 
 def sets_in_turn() -> None:
     """Two halves and all: ranks wait for each other across hosts in the order of the program."""
     sets = [ringar.add_process_set(ranks) for ranks in groups()[:3]]
     for turn in range(30):
-        for one in [*sets, ringar.global_process_set]:
-            if one.included():
+        for process_set in [*sets, ringar.global_process_set]:
+            if process_set.included():
                 array = np.full(10 + 997 * (turn % 3), turn + ringar.rank(), np.int64)
-                total = ringar.allreduce(array, ringar.Sum, process_set=one)
-                assert (total == sum(turn + r for r in one.ranks)).all()
-    for one in sets:
-        ringar.remove_process_set(one)
+                total = ringar.allreduce(array, ringar.Sum, process_set=process_set)
+                assert (total == sum(turn + r for r in process_set.ranks)).all()
+    for process_set in sets:
+        ringar.remove_process_set(process_set)
 
 
 def messages() -> None:
     """From every rank to every other one, short and long, and of a set that spans hosts."""
     size, rank = ringar.size(), ringar.rank()
-    others = [r for r in range(size) if r != rank]
+    peers = [r for r in range(size) if r != rank]
     for turn, length in enumerate([0, 1, 300, 70_001, 5, 70_001, 2, 1000] * 3):
         dtype = common.MOVED[turn % len(common.MOVED)]
         arrays = common.of_all_ranks(dtype, (length + 1, 2), turn)
-        for to in others:
+        for to in peers:
             # Each receiver gets its own part of it.
             ringar.send(arrays[rank][: length + 1 - to % 2], to, name=f"turn {turn}")
-        for source in others[::-1]:
+        for source in peers[::-1]:
             expected = arrays[source][: length + 1 - rank % 2]
             spec = tf.TensorSpec([None, 2], expected.dtype)
             received = ringar.recv(spec, source, name=f"turn {turn}")
@@ -251,14 +251,14 @@ def messages() -> None:
     received = ringar.recv(tf.TensorSpec([LARGE]), (rank - 1) % size)
     common.assert_same(received, large_arrays[rank - 1])
     for ranks in groups()[:3]:
-        one = ringar.add_process_set(ranks)
-        place = one.rank()
-        if one.included() and one.size() > 1:
-            ringar.send(np.array([place]), (place + 1) % one.size(), process_set=one)
+        group = ringar.add_process_set(ranks)
+        place = group.rank()
+        if group.included() and group.size() > 1:
+            ringar.send(np.array([place]), (place + 1) % group.size(), process_set=group)
             spec = tf.TensorSpec([1], tf.int64)
-            got = ringar.recv(spec, (place - 1) % one.size(), process_set=one)
-            assert got.numpy().tolist() == [(place - 1) % one.size()]
-        ringar.remove_process_set(one)
+            message = ringar.recv(spec, (place - 1) % group.size(), process_set=group)
+            assert message.numpy().tolist() == [(place - 1) % group.size()]
+        ringar.remove_process_set(group)
 
 
 def messages_in_a_function() -> None:
@@ -283,26 +283,26 @@ def messages_in_a_function() -> None:
 def refused_messages() -> None:
     """The sender is told when it sends again; at most one more is under way until then."""
     rank, last = ringar.rank(), ringar.size() - 1
-    sent, text = 0, ""
+    count, text = 0, ""
     spec = tf.TensorSpec([1], tf.int64)
     try:
         if rank == 0:
             ringar.send(np.ones(3), last, name="wrong")
             while True:
-                ringar.send(np.array([sent]), last)
-                sent += 1
+                ringar.send(np.array([count]), last)
+                count += 1
         if rank == last:
             ringar.recv(spec, 0)
     except (ringar.errors.MismatchError, tf.errors.InvalidArgumentError) as error:
         text = str(error)
     if rank in (0, last):
         assert f'rank 0: send "wrong" of float64[3]\n  rank {last}: recv of int64[1]' in text, text
-    sent = ringar.broadcast_object(sent)
-    assert sent <= 1
+    count = ringar.broadcast_object(count)
+    assert count <= 1
     if rank == 0:
-        ringar.send(np.array([sent]), last)
+        ringar.send(np.array([count]), last)
     if rank == last:
-        for i in range(sent + 1):
+        for i in range(count + 1):
             assert ringar.recv(spec, 0).numpy().tolist() == [i]
 
 
@@ -348,12 +348,12 @@ def beside_mpi() -> None:
     world, count = MPI.COMM_WORLD, 40
     totals: list[int] = []
 
-    def theirs() -> None:
+    def exchange() -> None:
         for i in range(count):
             totals.append(world.allreduce(i + world.rank))
             world.sendrecv(b"x" * 100_000, (world.rank + 1) % world.size)
 
-    thread = threading.Thread(target=theirs)
+    thread = threading.Thread(target=exchange)
     if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         thread.start()
     for i in range(count):
@@ -362,7 +362,7 @@ def beside_mpi() -> None:
     if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         thread.join()
     else:
-        theirs()
+        exchange()
     assert totals == [sum(i + r for r in range(world.size)) for i in range(count)]
 
 
@@ -386,7 +386,7 @@ def main() -> None:
     for algorithm in ALGORITHMS:
         attempt(f"allreduce, {algorithm or 'auto'}", allreduce(algorithm))
         attempt(f"large allreduce, {algorithm or 'auto'}", large(algorithm))
-        attempt(f"narrow allreduce, {algorithm or 'auto'}", narrow(algorithm))
+        attempt(f"narrow allreduce, {algorithm or 'auto'}", narrow_allreduce(algorithm))
     for collective in (reducescatter, allgather, broadcast, alltoall):
         attempt(collective.__name__, collective)
     for function in (

@@ -11,7 +11,7 @@ import time
 
 rng = random.Random(int(sys.argv[1]))
 targets = list(zip(sys.argv[2::2], map(int, sys.argv[3::2]), strict=True))
-kept: list[socket.socket] = []
+strangers: list[socket.socket] = []
 connections, until = 0, time.monotonic() + 4
 while time.monotonic() < until:
     with contextlib.suppress(OSError):
@@ -19,7 +19,7 @@ while time.monotonic() < until:
         connections += 1
         start = rng.choice([b"", b"\0" * 4, struct.pack("<II", 0, 1), rng.randbytes(8)])
         stranger.send(start + rng.randbytes(rng.choice([0, 1, 31, 200, 5000])))
-        kept.append(stranger)  # some leave at once, some later
-    if len(kept) > 200 or (kept and rng.random() < 0.5):
-        kept.pop(rng.randrange(len(kept))).close()
+        strangers.append(stranger)  # some leave at once, some later
+    if len(strangers) > 200 or (strangers and rng.random() < 0.5):
+        strangers.pop(rng.randrange(len(strangers))).close()
 print(connections)

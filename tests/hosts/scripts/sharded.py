@@ -23,29 +23,29 @@ def equals_unsharded() -> None:
     shapes = [(7, 5), (3,), ()]
     rng = np.random.default_rng(3)
     start = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
-    own = {way: [keras.Variable(array) for array in start] for way in WAYS}
-    made = {}
+    models = {way: [keras.Variable(array) for array in start] for way in WAYS}
+    optimizers = {}
     for way, options in WAYS.items():
         adam = keras.optimizers.Adam(0.01, global_clipnorm=1.0)
-        made[way] = ringar.DistributedOptimizer(adam, **options)
-        made[way].build(own[way])
-    assert [v.shape for v in made["among all ranks"]._momentums] == [(9,), (1,), (1,)]
-    assert [v.shape for v in made["within hosts"]._momentums] == [(18,), (2,), (1,)]
+        optimizers[way] = ringar.DistributedOptimizer(adam, **options)
+        optimizers[way].build(models[way])
+    assert [v.shape for v in optimizers["among all ranks"]._momentums] == [(9,), (1,), (1,)]
+    assert [v.shape for v in optimizers["within hosts"]._momentums] == [(18,), (2,), (1,)]
 
     @tf.function(autograph=False)
     def step(number: tf.Tensor) -> None:
-        for way, its in own.items():
-            gradients = [tf.sin(v.value * float(ringar.rank() + 1) + number) for v in its]
-            made[way].apply(gradients, its)
+        for way, copies in models.items():
+            gradients = [tf.sin(v.value * float(ringar.rank() + 1) + number) for v in copies]
+            optimizers[way].apply(gradients, copies)
 
     for number in range(10):
         step(tf.constant(float(number)))
-    values = {way: [v.numpy() for v in its] for way, its in own.items()}
+    values = {way: [v.numpy() for v in copies] for way, copies in models.items()}
     assert common.largest_difference(values["none"], start) > 1e-3
     for way in WAYS:
         assert common.largest_difference(values[way], values["none"]) < 1e-6, way
-    of_ranks = ringar.allgather_object([v.tobytes() for its in values.values() for v in its])
-    assert all(one == of_ranks[0] for one in of_ranks), "other weights elsewhere"
+    of_ranks = ringar.allgather_object([v.tobytes() for copies in values.values() for v in copies])
+    assert all(weights == of_ranks[0] for weights in of_ranks), "other weights elsewhere"
 
 
 def sends_what_the_formula_says() -> None:
@@ -57,21 +57,21 @@ def sends_what_the_formula_says() -> None:
     ringar.reset_stats()
     optimizer.apply([tf.ones(elements)], [variable])
     np.testing.assert_allclose(variable, -0.2, rtol=1e-6)
-    sent = {name: traffic.bytes for name, traffic in ringar.stats().items()}
-    between = sum(count for name, count in sent.items() if name.endswith("/replicas"))
-    within = sum(count for name, count in sent.items() if "/slices_" in name) - between
-    assert between == 2 * (hosts - 1) * (4 * elements // local) // hosts, sent
-    assert within == 2 * (local - 1) * 4 * elements // local, sent
+    counts = {name: traffic.bytes for name, traffic in ringar.stats().items()}
+    between = sum(count for name, count in counts.items() if name.endswith("/replicas"))
+    within = sum(count for name, count in counts.items() if "/slices_" in name) - between
+    assert between == 2 * (hosts - 1) * (4 * elements // local) // hosts, counts
+    assert within == 2 * (local - 1) * 4 * elements // local, counts
 
 
 def for_two_sets() -> None:
     """Each pair of ranks of equal number trains a model of its own; they are on two hosts."""
     sets = [ringar.add_process_set([0, 2]), ringar.add_process_set([1, 3])]
-    own = next(one for one in sets if one.included())
+    pair = next(pair for pair in sets if pair.included())
     variable = keras.Variable(np.zeros(3, np.float32))
     sgd = keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer = ringar.DistributedOptimizer(
-        sgd, shard="optimizer", shard_ranks="host", process_set=own
+        sgd, shard="optimizer", shard_ranks="host", process_set=pair
     )
     optimizer.apply([tf.fill([3], float(ringar.rank()))], [variable])
     np.testing.assert_allclose(variable, -0.1 * (1.0 + ringar.rank() % 2), rtol=1e-6)
@@ -79,8 +79,8 @@ def for_two_sets() -> None:
 
 def refused() -> None:
     sets = [ringar.add_process_set([0, 1, 2]), ringar.add_process_set([3])]
-    own = next(one for one in sets if one.included())
-    ringar.DistributedOptimizer("adam", shard="optimizer", shard_ranks="host", process_set=own)
+    group = next(group for group in sets if group.included())
+    ringar.DistributedOptimizer("adam", shard="optimizer", shard_ranks="host", process_set=group)
 
 
 ringar.init(deadline=30)

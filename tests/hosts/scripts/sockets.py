@@ -24,14 +24,14 @@ def address_of(digits: str) -> str:
 
 def own_addresses(state: str) -> list[str]:
     """The address of each of this process' sockets in a state."""
-    held = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
-    found = []
+    targets = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    addresses = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[3] == state and f"socket:[{fields[9]}]" in held:
-                found.append(address_of(fields[1].split(":")[0]))
-    return sorted(found)
+            if fields[3] == state and f"socket:[{fields[9]}]" in targets:
+                addresses.append(address_of(fields[1].split(":")[0]))
+    return sorted(addresses)
 
 
 ringar.init(deadline=20)

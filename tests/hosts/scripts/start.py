@@ -62,7 +62,7 @@ def same_generation() -> None:
     np.testing.assert_array_equal(generations, np.full(SIZE, 70 + LAST + 1))
 
 
-def used() -> tuple[int, int]:
+def resources() -> tuple[int, int]:
     """Files that this process has open, and bytes of its host's shared memory."""
     MPI.COMM_WORLD.Barrier()  # the other rank of this host may still have to leave
     memory = os.statvfs("/dev/shm")
@@ -73,13 +73,13 @@ def again_and_again() -> None:
     parameters = cost_model.Parameters(1e-4, 1e8, 1e9, 1e-6, 1e10)
     if RANK == 0:
         cost_model.save(folder() / "model.json", parameters)
-    before = used()
+    before = resources()
     with mock.patch.dict(os.environ, {cost_model.VARIABLE: str(folder() / "model.json")}):
         for _ in range(20):
             init()
             works()
             ringar.shutdown()
-    after = used()
+    after = resources()
     assert after == before, f"files and bytes: {before} before, {after} after"
 
 

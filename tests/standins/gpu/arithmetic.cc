@@ -74,7 +74,7 @@ struct Wide<T, std::enable_if_t<std::is_integral_v<T>>> {
 };
 
 template <typename T>
-T narrow(typename Wide<T>::type value) {
+T from_wide(typename Wide<T>::type value) {
   if constexpr (std::is_arithmetic_v<T>)
     return static_cast<T>(value);
   else
@@ -105,7 +105,7 @@ T average(typename Wide<T>::type sum, size_t ranks) {
   if constexpr (std::is_integral_v<T>)
     return static_cast<T>(static_cast<T>(sum) / static_cast<T>(ranks));
   else
-    return narrow<T>(sum / static_cast<typename Wide<T>::type>(ranks));
+    return from_wide<T>(sum / static_cast<typename Wide<T>::type>(ranks));
 }
 
 template <typename T>
@@ -120,7 +120,8 @@ void reduce_as(const std::vector<const std::byte*>& inputs, std::byte* out, size
     auto sum = input(0, i);
     for (size_t rank = 1; rank < inputs.size(); ++rank)
       sum = combine<T>(sum, input(rank, i), reduction.op);
-    const T result = reduction.op == nccl::kAvg ? average<T>(sum, inputs.size()) : narrow<T>(sum);
+    const T result =
+        reduction.op == nccl::kAvg ? average<T>(sum, inputs.size()) : from_wide<T>(sum);
     std::memcpy(out + i * sizeof result, &result, sizeof result);
   }
 }

@@ -116,7 +116,7 @@ void Communicator::wait_for_abort() const {
 
 bool Communicator::begin(uint64_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (is_running_ || number != ended_) return false;
+  if (is_running_ || number != completions_) return false;
   is_running_ = true;
   return true;
 }
@@ -124,7 +124,7 @@ bool Communicator::begin(uint64_t number) {
 void Communicator::end() {
   const std::lock_guard<std::mutex> lock(mutex_);
   is_running_ = false;
-  ++ended_;
+  ++completions_;
 }
 
 }  // namespace standin

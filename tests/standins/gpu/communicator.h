@@ -60,7 +60,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  private:
   std::atomic<ringar::nccl::Result> error_{0};
   std::mutex mutex_;
-  uint64_t ended_ = 0;  // operations so far
+  uint64_t completions_ = 0;  // operations so far
   bool is_running_ = false;
 };
 
@@ -76,7 +76,7 @@ size_t open_groups();
 
 // The operation that a call names. False, and a misuse, if it does not fit.
 bool find_reduction(ringar::nccl::RedOp op, ringar::nccl::DataType type,
-                    const Communicator& communicator, const char* call, Reduction* found);
+                    const Communicator& communicator, const char* call, Reduction* reduction);
 void forget_redops(const Communicator& communicator);
 
 }  // namespace standin

@@ -70,24 +70,24 @@ Control& control() {
 }
 
 bool is_the_one(Failures* failures, const std::string& call) {
-  const auto found = failures->find(call);
-  if (found == failures->end() || --found->second > 0) return false;
-  failures->erase(found);
+  const auto entry = failures->find(call);
+  if (entry == failures->end() || --entry->second > 0) return false;
+  failures->erase(entry);
   return true;
 }
 
-void set(Failures Control::* which, const char* function, const char* call, int nth) {
-  static const std::set<std::string>& known = *[] {
+void set(Failures Control::* field, const char* function, const char* call, int nth) {
+  static const std::set<std::string>& calls = *[] {
     auto* const names = new std::set<std::string>;
     for (const char* name : kNames) names->insert(plain(name));
     return names;
   }();
-  if (!known.count(plain(call))) misuse(function, text("there is no call %s", call));
+  if (!calls.count(plain(call))) misuse(function, text("there is no call %s", call));
   const std::lock_guard<std::mutex> lock(control().mutex);
   if (nth > 0)
-    (control().*which)[plain(call)] = nth;
+    (control().*field)[plain(call)] = nth;
   else
-    (control().*which).erase(plain(call));
+    (control().*field).erase(plain(call));
 }
 
 }  // namespace
@@ -120,9 +120,9 @@ std::string text(const char* format, ...) {
 }
 
 const char* lend(const std::string& text) {
-  static auto& kept = *new PerThread<std::string>;
-  *kept = text;
-  return kept->c_str();
+  static auto& copy = *new PerThread<std::string>;
+  *copy = text;
+  return copy->c_str();
 }
 
 void pause() {
@@ -171,8 +171,8 @@ void standin_fail_later(const char* call, int nth) {
 
 int standin_calls(const char* call) {
   const std::lock_guard<std::mutex> lock(control().mutex);
-  const auto found = control().calls.find(standin::plain(call));
-  return found == control().calls.end() ? 0 : found->second;
+  const auto entry = control().calls.find(standin::plain(call));
+  return entry == control().calls.end() ? 0 : entry->second;
 }
 
 const char* standin_open() {

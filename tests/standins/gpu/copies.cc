@@ -21,8 +21,8 @@ void* address_of(Pointer pointer) {
 
 // Whether both ranges may be used now.
 bool is_right(const char* call, void* to, const void* from, size_t bytes, int device) {
-  const std::string write = memory().wrong(to, bytes, device);
-  const std::string read = from ? memory().wrong(from, bytes, device) : "";
+  const std::string write = memory().fault(to, bytes, device);
+  const std::string read = from ? memory().fault(from, bytes, device) : "";
   if (!write.empty()) standin::misuse(call, "writes " + write);
   if (!read.empty()) standin::misuse(call, "reads " + read);
   const auto* const a = static_cast<const char*>(to);
@@ -33,12 +33,12 @@ bool is_right(const char* call, void* to, const void* from, size_t bytes, int de
 }
 
 Result copy(const char* call, void* to, const void* from, size_t bytes, Stream stream) {
-  Arguments given(call);
-  const auto found = given.stream(stream);
-  given.need(bytes == 0 || (to && from), text("%zu bytes from %p to %p", bytes, from, to));
-  if (given.error) return given.error;
-  standin::must_rest(*found, call);
-  found->enqueue([=, device = given.device] {
+  Arguments arguments(call);
+  const auto queue = arguments.stream(stream);
+  arguments.need(bytes == 0 || (to && from), text("%zu bytes from %p to %p", bytes, from, to));
+  if (arguments.error) return arguments.error;
+  standin::must_rest(*queue, call);
+  queue->enqueue([=, device = arguments.device] {
     if (bytes > 0 && is_right(call, to, from, bytes, device)) std::memcpy(to, from, bytes);
   });
   return kSuccess;
@@ -48,54 +48,54 @@ Result copy(const char* call, void* to, const void* from, size_t bytes, Stream s
 
 Result cuMemAlloc_v2(Pointer* memory, size_t bytes) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  given.need_no_capture();
-  given.need(bytes > 0, "no bytes");
-  if (given.error) return given.error;
-  *memory =
-      reinterpret_cast<Pointer>(standin::memory().allocate(Memory::kDevice, bytes, given.device));
+  Arguments arguments(__func__);
+  arguments.need_no_capture();
+  arguments.need(bytes > 0, "no bytes");
+  if (arguments.error) return arguments.error;
+  *memory = reinterpret_cast<Pointer>(
+      standin::memory().allocate(Memory::kDevice, bytes, arguments.device));
   return *memory ? kSuccess : kOutOfMemory;
 }
 
 // Unlike that of CUDA, it does not wait for the device: what still uses the memory is a misuse.
 Result cuMemFree_v2(Pointer memory) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  given.need_no_capture();
-  if (given.error) return given.error;
-  const std::string wrong = standin::memory().free(Memory::kDevice, address_of(memory));
-  given.need(wrong.empty(), wrong);
-  return given.error;
+  Arguments arguments(__func__);
+  arguments.need_no_capture();
+  if (arguments.error) return arguments.error;
+  const std::string fault = standin::memory().free(Memory::kDevice, address_of(memory));
+  arguments.need(fault.empty(), fault);
+  return arguments.error;
 }
 
 Result cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  given.need_no_capture();
-  given.need(bytes > 0, "no bytes");
-  given.need(flags <= 7, text("there are no flags %#x", flags));
-  if (given.error) return given.error;
+  Arguments arguments(__func__);
+  arguments.need_no_capture();
+  arguments.need(bytes > 0, "no bytes");
+  arguments.need(flags <= 7, text("there are no flags %#x", flags));
+  if (arguments.error) return arguments.error;
   *memory = standin::memory().allocate(Memory::kHost, bytes, -1, flags & kHostDeviceMap);
   return *memory ? kSuccess : kOutOfMemory;
 }
 
 Result cuMemFreeHost(void* memory) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  given.need_no_capture();
-  if (given.error) return given.error;
-  const std::string wrong = standin::memory().free(Memory::kHost, memory);
-  given.need(wrong.empty(), wrong);
-  return given.error;
+  Arguments arguments(__func__);
+  arguments.need_no_capture();
+  if (arguments.error) return arguments.error;
+  const std::string fault = standin::memory().free(Memory::kHost, memory);
+  arguments.need(fault.empty(), fault);
+  return arguments.error;
 }
 
 Result cuMemHostGetDevicePointer_v2(Pointer* pointer, void* memory, unsigned flags) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  given.need(flags == 0, "flags must be 0");
-  given.need(standin::memory().is_host(memory, true),
-             text("%p is no memory of the host that was to be mapped", memory));
-  if (given.error) return given.error;
+  Arguments arguments(__func__);
+  arguments.need(flags == 0, "flags must be 0");
+  arguments.need(standin::memory().is_host(memory, true),
+                 text("%p is no memory of the host that was to be mapped", memory));
+  if (arguments.error) return arguments.error;
   *pointer = reinterpret_cast<Pointer>(memory);
   return kSuccess;
 }
@@ -119,14 +119,14 @@ Result cuMemcpyDtoHAsync_v2(void* to, Pointer from, size_t bytes, Stream s) {
 Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, size_t bytes, Stream s) {
   STANDIN_CALL(kUnknown);
   if (bytes == 0 || !from || memory().is_host(from, false) ||
-      !memory().wrong(from, bytes, -1).empty())
+      !memory().fault(from, bytes, -1).empty())
     return copy(__func__, address_of(to), from, bytes, s);
-  Arguments given(__func__);
-  const auto found = given.stream(s);
-  if (given.error) return given.error;
-  standin::must_rest(*found, __func__);
+  Arguments arguments(__func__);
+  const auto queue = arguments.stream(s);
+  if (arguments.error) return arguments.error;
+  standin::must_rest(*queue, __func__);
   const auto* const begin = static_cast<const char*>(from);
-  found->enqueue([call = __func__, to = address_of(to), device = given.device,
+  queue->enqueue([call = __func__, to = address_of(to), device = arguments.device,
                   read = std::vector<char>(begin, begin + bytes)] {
     if (is_right(call, to, nullptr, read.size(), device)) std::memcpy(to, read.data(), read.size());
   });
@@ -135,13 +135,14 @@ Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, size_t bytes, Stream s
 
 Result cuMemsetD8Async(Pointer memory, unsigned char value, size_t bytes, Stream s) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  const auto found = given.stream(s);
-  if (given.error) return given.error;
-  standin::must_rest(*found, __func__);
-  found->enqueue([call = __func__, to = address_of(memory), value, bytes, device = given.device] {
-    if (bytes > 0 && is_right(call, to, nullptr, bytes, device)) std::memset(to, value, bytes);
-  });
+  Arguments arguments(__func__);
+  const auto queue = arguments.stream(s);
+  if (arguments.error) return arguments.error;
+  standin::must_rest(*queue, __func__);
+  queue->enqueue(
+      [call = __func__, to = address_of(memory), value, bytes, device = arguments.device] {
+        if (bytes > 0 && is_right(call, to, nullptr, bytes, device)) std::memset(to, value, bytes);
+      });
   return kSuccess;
 }
 
@@ -154,8 +155,8 @@ void* standin_allocate(size_t bytes) {
 }
 
 void standin_free(void* pointer) {
-  const std::string wrong = pointer ? standin::memory().free(standin::Memory::kTest, pointer) : "";
-  if (!wrong.empty()) standin::misuse(__func__, wrong);
+  const std::string fault = pointer ? standin::memory().free(standin::Memory::kTest, pointer) : "";
+  if (!fault.empty()) standin::misuse(__func__, fault);
 }
 
 }  // extern "C"

@@ -79,11 +79,11 @@ bool is_default(cuda::Stream stream) {
 
 std::shared_ptr<Stream> find_stream(cuda::Stream stream, int device, const char* call) {
   if (!is_default(stream)) return streams().find(stream, call);
-  Device& its = device_of(device);
-  const std::lock_guard<std::mutex> lock(its.mutex);
-  std::shared_ptr<Stream>& found = its.defaults[reinterpret_cast<uint64_t>(stream) / 2];
-  if (!found) found = std::make_shared<Stream>(device);
-  return found;
+  Device& owner = device_of(device);
+  const std::lock_guard<std::mutex> lock(owner.mutex);
+  std::shared_ptr<Stream>& queue = owner.defaults[reinterpret_cast<uint64_t>(stream) / 2];
+  if (!queue) queue = std::make_shared<Stream>(device);
+  return queue;
 }
 
 void must_rest(const Stream& stream, const char* call) {
@@ -118,31 +118,31 @@ void Arguments::need(bool is_right, const std::string& otherwise, cuda::Result e
   this->error = error;
 }
 
-void Arguments::need_device(int device, const char* what) {
+void Arguments::need_device(int device, const char* object) {
   need(this->device == device,
-       text("%s of device %d, while the current context is that of device %d", what, device,
+       text("%s of device %d, while the current context is that of device %d", object, device,
             this->device),
        cuda::kInvalidHandle);
 }
 
 std::shared_ptr<Stream> Arguments::stream(cuda::Stream stream) {
   if (error) return nullptr;
-  const auto found = find_stream(stream, device, call);
-  if (found)
-    need_device(found->device, "stream");
+  const auto queue = find_stream(stream, device, call);
+  if (queue)
+    need_device(queue->device, "stream");
   else
     error = cuda::kInvalidHandle;
-  return found;
+  return queue;
 }
 
 std::shared_ptr<Event> Arguments::event(cuda::Event event) {
   if (error) return nullptr;
-  const auto found = events().find(event, call);
-  if (found)
-    need_device(found->device, "event");
+  const auto state = events().find(event, call);
+  if (state)
+    need_device(state->device, "event");
   else
     error = cuda::kInvalidHandle;
-  return found;
+  return state;
 }
 
 }  // namespace standin
@@ -233,22 +233,22 @@ Result cuCtxPopCurrent_v2(Context* context) {
 
 Result cuCtxGetDevice(Device* device) {
   STANDIN_CALL(kUnknown);
-  const standin::Arguments given(__func__);
-  if (!given.error) *device = given.device;
-  return given.error;
+  const standin::Arguments arguments(__func__);
+  if (!arguments.error) *device = arguments.device;
+  return arguments.error;
 }
 
 // Of a stream that was created, it is asked in order to learn its context.
 Result cuStreamGetCtx(Stream stream, Context* context) {
   STANDIN_CALL(kUnknown);
   if (standin::is_default(stream)) {
-    const standin::Arguments given(__func__);
-    if (!given.error) *context = standin::context_of(given.device);
-    return given.error;
+    const standin::Arguments arguments(__func__);
+    if (!arguments.error) *context = standin::context_of(arguments.device);
+    return arguments.error;
   }
-  const auto found = standin::streams().find(stream, __func__);
-  if (!found) return kInvalidHandle;
-  *context = standin::context_of(found->device);
+  const auto queue = standin::streams().find(stream, __func__);
+  if (!queue) return kInvalidHandle;
+  *context = standin::context_of(queue->device);
   return kSuccess;
 }
 
@@ -274,11 +274,11 @@ constexpr Error kErrors[] = {
     {kUnknown, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
-Result say(Result code, const char* Error::* which, const char** said) {
-  *said = nullptr;
+Result say(Result code, const char* Error::* field, const char** answer) {
+  *answer = nullptr;
   for (const Error& error : kErrors)
-    if (error.code == code) *said = error.*which;
-  return *said ? kSuccess : kInvalidValue;
+    if (error.code == code) *answer = error.*field;
+  return *answer ? kSuccess : kInvalidValue;
 }
 
 }  // namespace

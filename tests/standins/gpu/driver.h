@@ -44,7 +44,7 @@ class Arguments {
   ringar::cuda::Result error = ringar::cuda::kSuccess;
 
  private:
-  void need_device(int device, const char* what);
+  void need_device(int device, const char* object);
 };
 
 }  // namespace standin

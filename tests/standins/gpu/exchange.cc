@@ -26,13 +26,13 @@ void Exchange::receive(int from, void* data, size_t bytes, std::function<std::st
 bool Exchange::push(int to) {
   Channel& channel = communicator_.meeting->channel(communicator_.rank, to);
   auto& spans = peers_[static_cast<size_t>(to)].out;
-  const uint64_t number = channel.written.load(std::memory_order_relaxed);
-  if (spans.empty() || number - channel.read.load(std::memory_order_acquire) == 2) return false;
+  const uint64_t number = channel.writes.load(std::memory_order_relaxed);
+  if (spans.empty() || number - channel.reads.load(std::memory_order_acquire) == 2) return false;
   Span& span = spans.front();
   const size_t bytes = std::min(span.bytes, Channel::kSlot);
   channel.bytes[number % 2] = static_cast<uint32_t>(bytes);
   std::memcpy(channel.slots[number % 2], span.data, bytes);
-  channel.written.store(number + 1, std::memory_order_release);
+  channel.writes.store(number + 1, std::memory_order_release);
   span.data += bytes;
   span.bytes -= bytes;
   if (span.bytes == 0) spans.pop_front();
@@ -42,31 +42,31 @@ bool Exchange::push(int to) {
 bool Exchange::pull(int from) {
   Channel& channel = communicator_.meeting->channel(from, communicator_.rank);
   auto& spans = peers_[static_cast<size_t>(from)].in;
-  const uint64_t number = channel.read.load(std::memory_order_relaxed);
-  if (spans.empty() || number == channel.written.load(std::memory_order_acquire)) return false;
+  const uint64_t number = channel.reads.load(std::memory_order_relaxed);
+  if (spans.empty() || number == channel.writes.load(std::memory_order_acquire)) return false;
   Span& span = spans.front();
   const size_t bytes = std::min(span.bytes, Channel::kSlot);
-  std::string wrong;
+  std::string fault;
   if (channel.bytes[number % 2] != bytes)
-    wrong = text("rank %d sends %u bytes to rank %d, which expects %zu", from,
+    fault = text("rank %d sends %u bytes to rank %d, which expects %zu", from,
                  channel.bytes[number % 2], communicator_.rank, bytes);
   else
     std::memcpy(span.data, channel.slots[number % 2], bytes);
-  channel.read.store(number + 1, std::memory_order_release);
+  channel.reads.store(number + 1, std::memory_order_release);
   span.data += bytes;
   span.bytes -= bytes;
   if (span.bytes == 0) {
-    if (wrong.empty() && span.then) wrong = span.then();
+    if (fault.empty() && span.then) fault = span.then();
     spans.pop_front();
   }
-  if (!wrong.empty()) communicator_.fail_all(ringar::nccl::kInvalidUsage, wrong);
+  if (!fault.empty()) communicator_.fail_all(ringar::nccl::kInvalidUsage, fault);
   return true;
 }
 
 bool Exchange::is_idle(int peer) const {
-  const Peer& its = peers_[static_cast<size_t>(peer)];
+  const Peer& queues = peers_[static_cast<size_t>(peer)];
   const Channel& out = communicator_.meeting->channel(communicator_.rank, peer);
-  return its.out.empty() && its.in.empty() && out.written == out.read;
+  return queues.out.empty() && queues.in.empty() && out.writes == out.reads;
 }
 
 std::string Exchange::awaited() const {

@@ -85,23 +85,24 @@ nccl::Result add(const Call& call, nccl::Comm comm, nccl::Stream stream, const c
   if (call.kind > Kind::kAllReduce && call.kind != Kind::kReduceScatter &&
       call.kind != Kind::kAllGather && (call.peer < 0 || call.peer >= communicator->ranks))
     return refuse(text("rank %d of %d", call.peer, communicator->ranks));
-  const auto its = find_stream(stream, communicator->device, name);
-  if (!its) return nccl::kInvalidArgument;
-  if (its->device != communicator->device)
-    return refuse(text("a stream of device %d, with a communicator of device %d", its->device,
+  const auto queue = find_stream(stream, communicator->device, name);
+  if (!queue) return nccl::kInvalidArgument;
+  if (queue->device != communicator->device)
+    return refuse(text("a stream of device %d, with a communicator of device %d", queue->device,
                        communicator->device));
-  must_rest(*its, name);
-  Call found = call;
+  must_rest(*queue, name);
+  Call entry = call;
   if (call.kind <= Kind::kReduceScatter &&
-      !find_reduction(call.reduction.op, call.type, *communicator, name, &found.reduction))
+      !find_reduction(call.reduction.op, call.type, *communicator, name, &entry.reduction))
     return nccl::kInvalidArgument;
   auto& operations = group().operations;
-  auto operation = std::find_if(operations.begin(), operations.end(),
-                                [&](const auto& one) { return one->communicator == communicator; });
+  auto operation = std::find_if(operations.begin(), operations.end(), [&](const auto& candidate) {
+    return candidate->communicator == communicator;
+  });
   if (operation == operations.end())
-    operation = operations.insert(operation, std::make_shared<Operation>(communicator, its));
-  if ((*operation)->stream != its) return refuse("several streams in a group, which is not here");
-  (*operation)->calls.push_back(found);
+    operation = operations.insert(operation, std::make_shared<Operation>(communicator, queue));
+  if ((*operation)->stream != queue) return refuse("several streams in a group, which is not here");
+  (*operation)->calls.push_back(entry);
   (*operation)->never_ends |= fails_later(name);
   return nccl::kSuccess;
 }
@@ -114,19 +115,19 @@ nccl::Result call(const char* name, Kind kind, const void* in, void* out, size_t
     misuse(name, "a message outside of a group");
     return nccl::kInvalidUsage;
   }
-  Call made = {};
-  made.kind = kind;
-  made.in = static_cast<const std::byte*>(in);
-  made.out = static_cast<std::byte*>(out);
-  made.count = count;
-  made.type = type;
-  made.reduction.op = op;
-  made.peer = peer;
+  Call request = {};
+  request.kind = kind;
+  request.in = static_cast<const std::byte*>(in);
+  request.out = static_cast<std::byte*>(out);
+  request.count = count;
+  request.type = type;
+  request.reduction.op = op;
+  request.peer = peer;
   begin_group();
-  const nccl::Result error = add(made, comm, stream, name);
+  const nccl::Result error = add(request, comm, stream, name);
   if (error) group().error = error;
-  const nccl::Result ended = end_group(false);
-  return error ? error : ended;
+  const nccl::Result outcome = end_group(false);
+  return error ? error : outcome;
 }
 
 // A call that fails fails its group.
@@ -200,8 +201,8 @@ Result ncclGroupEnd() {
   const Result failed = standin::fails(__func__) ? standin::failed() : kSuccess;
   if (!standin::in_group()) standin::misuse(__func__, "there is no group");
   if (!standin::in_group()) return kInvalidUsage;
-  const Result ended = standin::end_group(standin::fails_later(__func__));
-  return failed ? failed : ended;
+  const Result outcome = standin::end_group(standin::fails_later(__func__));
+  return failed ? failed : outcome;
 }
 
 }  // namespace ringar::nccl

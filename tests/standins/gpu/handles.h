@@ -31,21 +31,21 @@ class Handles {
   // Null, and a misuse, if there is no such object.
   std::shared_ptr<T> find(Handle handle, const char* call) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = objects_.find(reinterpret_cast<uint64_t>(handle));
-    if (found != objects_.end()) return found->second;
+    const auto entry = objects_.find(reinterpret_cast<uint64_t>(handle));
+    if (entry != objects_.end()) return entry->second;
     complain(handle, call);
     return nullptr;
   }
 
   std::shared_ptr<T> remove(Handle handle, const char* call) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = objects_.find(reinterpret_cast<uint64_t>(handle));
-    if (found == objects_.end()) {
+    const auto entry = objects_.find(reinterpret_cast<uint64_t>(handle));
+    if (entry == objects_.end()) {
       complain(handle, call);
       return nullptr;
     }
-    const std::shared_ptr<T> object = std::move(found->second);
-    objects_.erase(found);
+    const std::shared_ptr<T> object = std::move(entry->second);
+    objects_.erase(entry);
     return object;
   }
 
@@ -54,7 +54,7 @@ class Handles {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (device < 0) return objects_.size();
     size_t count = 0;
-    for (const auto& one : objects_) count += one.second->device == device;
+    for (const auto& entry : objects_) count += entry.second->device == device;
     return count;
   }
 

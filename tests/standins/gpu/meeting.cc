@@ -79,9 +79,9 @@ Meeting::~Meeting() {
 std::string Meeting::objection() const {
   for (int a = 0; a < ranks; ++a)
     for (int b = 0; b < a; ++b) {
-      const auto &one = board().places[a], &other = board().places[b];
-      if (one.device == other.device && one.devices > 1 && other.devices > 1)
-        return text("ranks %d and %d both use device %d, of %d", b, a, one.device, one.devices);
+      const auto &place = board().places[a], &other = board().places[b];
+      if (place.device == other.device && place.devices > 1 && other.devices > 1)
+        return text("ranks %d and %d both use device %d, of %d", b, a, place.device, place.devices);
     }
   return "";
 }

@@ -19,8 +19,8 @@ constexpr int kMostRanks = 64;
 struct Channel {
   static constexpr size_t kSlot = 32 * 1024 - 128;
 
-  alignas(64) std::atomic<uint64_t> written;
-  alignas(64) std::atomic<uint64_t> read;
+  alignas(64) std::atomic<uint64_t> writes;
+  alignas(64) std::atomic<uint64_t> reads;
   uint32_t bytes[2];
   unsigned char slots[2][kSlot];
 };

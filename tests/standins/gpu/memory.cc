@@ -43,9 +43,9 @@ void* Memory::allocate(Kind kind, size_t bytes, int device, bool is_mapped) {
 
 std::string Memory::free(Kind kind, void* memory) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = blocks_.find(reinterpret_cast<uintptr_t>(memory));
-  if (found == blocks_.end()) return text("%p was not allocated", memory);
-  Block& block = found->second;
+  const auto entry = blocks_.find(reinterpret_cast<uintptr_t>(memory));
+  if (entry == blocks_.end()) return text("%p was not allocated", memory);
+  Block& block = entry->second;
   if (!block.is_live) return text("%p was freed before", memory);
   if (block.kind != kind) return text("%p was allocated by another function", memory);
   auto* const begin = static_cast<unsigned char*>(memory);
@@ -55,7 +55,7 @@ std::string Memory::free(Kind kind, void* memory) {
   block.is_live = false;
   std::memset(begin, kFreed, block.bytes + kGuard);
   ASAN_POISON_MEMORY_REGION(begin, block.bytes + kGuard);
-  freed_.push_back(found->first);
+  freed_.push_back(entry->first);
   freed_bytes_ += block.bytes;
   while (freed_bytes_ > kHeldBack) {
     let_go(freed_.front());
@@ -66,34 +66,34 @@ std::string Memory::free(Kind kind, void* memory) {
 
 void Memory::let_go(uintptr_t begin) {
   auto* const memory = reinterpret_cast<void*>(begin);
-  const auto found = blocks_.find(begin);
-  const size_t bytes = found->second.bytes;
+  const auto entry = blocks_.find(begin);
+  const size_t bytes = entry->second.bytes;
   ASAN_UNPOISON_MEMORY_REGION(memory, bytes + kGuard);
   if (!is_all(memory, bytes + kGuard, kFreed))
     misuse("memory", text("%p was written after it was freed", memory));
   freed_bytes_ -= bytes;
-  blocks_.erase(found);
+  blocks_.erase(entry);
   std::free(memory);
 }
 
 Memory::Blocks::const_iterator Memory::find(const void* pointer) const {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
-  auto found = blocks_.upper_bound(address);
-  if (found == blocks_.begin()) return blocks_.end();
-  --found;
+  auto entry = blocks_.upper_bound(address);
+  if (entry == blocks_.begin()) return blocks_.end();
+  --entry;
   // An empty range may begin at the end of a block.
-  const size_t room = found->second.bytes + kGuard;
-  return address < found->first + room ? found : blocks_.end();
+  const size_t room = entry->second.bytes + kGuard;
+  return address < entry->first + room ? entry : blocks_.end();
 }
 
-std::string Memory::wrong(const void* begin, size_t bytes, int device) const {
+std::string Memory::fault(const void* begin, size_t bytes, int device) const {
   if (bytes == 0) return "";
   if (!begin) return text("%zu bytes at null", bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = find(begin);
-  if (found == blocks_.end()) return "";
-  const Block& block = found->second;
-  const size_t offset = reinterpret_cast<uintptr_t>(begin) - found->first;
+  const auto entry = find(begin);
+  if (entry == blocks_.end()) return "";
+  const Block& block = entry->second;
+  const size_t offset = reinterpret_cast<uintptr_t>(begin) - entry->first;
   const std::string range = text("%zu bytes at %p", bytes, begin);
   if (!block.is_live) return range + ", which was freed";
   if (offset + bytes > block.bytes)
@@ -105,9 +105,9 @@ std::string Memory::wrong(const void* begin, size_t bytes, int device) const {
 
 bool Memory::is_host(const void* pointer, bool is_mapped) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = find(pointer);
-  return found != blocks_.end() && found->second.is_live && found->second.kind == kHost &&
-         (found->second.is_mapped || !is_mapped);
+  const auto entry = find(pointer);
+  return entry != blocks_.end() && entry->second.is_live && entry->second.kind == kHost &&
+         (entry->second.is_mapped || !is_mapped);
 }
 
 size_t Memory::bytes(Kind kind, int device) const {

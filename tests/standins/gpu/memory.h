@@ -21,7 +21,7 @@ class Memory {
   std::string free(Kind kind, void* memory);
 
   // "", or why an operation of this device must not touch the range.
-  std::string wrong(const void* begin, size_t bytes, int device) const;
+  std::string fault(const void* begin, size_t bytes, int device) const;
   // Whether it lies in memory of cuMemHostAlloc; `is_mapped`: in such that was to be mapped.
   bool is_host(const void* pointer, bool is_mapped) const;
   // Allocated and not freed; -1: of all devices.

@@ -66,14 +66,14 @@ std::string name_of_child(const std::string& parent, int split, int color) {
 
 // Who is in the child, and in which order; then the same as at the begin of any communicator.
 void split(Communicator& parent, int color, int key, nccl::Comm* child) {
-  Header own = {};
-  own.kind = Kind::kSplit;
-  own.peer = -1;
-  own.number = static_cast<uint64_t>(++parent.splits);
-  own.color = color;
-  own.key = key;
+  Header header = {};
+  header.kind = Kind::kSplit;
+  header.peer = -1;
+  header.number = static_cast<uint64_t>(++parent.splits);
+  header.color = color;
+  header.key = key;
   std::vector<Header> all;
-  if (!exchange_headers(parent, own, &all) || color == nccl::kSplitNoColor) return;
+  if (!exchange_headers(parent, header, &all) || color == nccl::kSplitNoColor) return;
   int ranks = 0, rank = 0;
   for (int peer = 0; peer < parent.ranks; ++peer) {
     const Header& other = all[static_cast<size_t>(peer)];
@@ -81,47 +81,46 @@ void split(Communicator& parent, int color, int key, nccl::Comm* child) {
     ++ranks;
     rank += other.key < key || (other.key == key && peer < parent.rank);
   }
-  const auto made = std::make_shared<Communicator>(ranks, rank, parent.device);
-  made->start([made, name = name_of_child(parent.meeting->name, parent.splits, color)] {
-    made->meet(name);
-  });
-  while (made->in_progress > 0) {
-    if (parent.is_aborted) made->is_aborted = true;
+  const auto communicator = std::make_shared<Communicator>(ranks, rank, parent.device);
+  communicator->start([communicator, name = name_of_child(parent.meeting->name, parent.splits,
+                                                          color)] { communicator->meet(name); });
+  while (communicator->in_progress > 0) {
+    if (parent.is_aborted) communicator->is_aborted = true;
     pause();
   }
   if (parent.is_aborted) return;
-  if (const nccl::Result error = made->state()) return parent.fail(error, last_error());
-  __atomic_store_n(child, communicators().add(made), __ATOMIC_RELEASE);
+  if (const nccl::Result error = communicator->state()) return parent.fail(error, last_error());
+  __atomic_store_n(child, communicators().add(communicator), __ATOMIC_RELEASE);
 }
 
 nccl::Result end(nccl::Comm comm, bool is_abort, const char* call) {
   if (!comm) return nccl::kSuccess;
-  const auto found = communicators().remove(comm, call);
-  if (!found) return nccl::kInvalidArgument;
-  if (!is_abort && found->state() == nccl::kInProgress)
+  const auto communicator = communicators().remove(comm, call);
+  if (!communicator) return nccl::kInvalidArgument;
+  if (!is_abort && communicator->state() == nccl::kInProgress)
     misuse(call, "communicator used while it is in progress");
-  else if (!is_abort && found->pending > 0)
-    misuse(call, text("%d operations are under way", found->pending.load()));
-  found->abort();
-  forget_redops(*found);
+  else if (!is_abort && communicator->pending > 0)
+    misuse(call, text("%d operations are under way", communicator->pending.load()));
+  communicator->abort();
+  forget_redops(*communicator);
   return nccl::kSuccess;
 }
 
 }  // namespace
 
 std::shared_ptr<Communicator> find_ready(nccl::Comm comm, const char* call, nccl::Result* error) {
-  const auto found = communicators().find(comm, call);
-  *error = found ? found->state() : nccl::kInvalidArgument;
+  const auto communicator = communicators().find(comm, call);
+  *error = communicator ? communicator->state() : nccl::kInvalidArgument;
   if (*error == nccl::kInProgress)
     *error = refuse(call, "communicator used while it is in progress");
-  else if (found && found->is_finalized && !*error)
+  else if (communicator && communicator->is_finalized && !*error)
     *error = refuse(call, "communicator used after it was finalized");
-  return *error ? nullptr : found;
+  return *error ? nullptr : communicator;
 }
 
 bool find_reduction(nccl::RedOp op, nccl::DataType type, const Communicator& communicator,
-                    const char* call, Reduction* found) {
-  found->op = op;
+                    const char* call, Reduction* reduction) {
+  reduction->op = op;
   if (op >= nccl::kSum && op <= nccl::kAvg) return true;
   const std::lock_guard<std::mutex> lock(redops().mutex);
   const auto it = redops().all.find(op);
@@ -131,8 +130,8 @@ bool find_reduction(nccl::RedOp op, nccl::DataType type, const Communicator& com
   else if (it->second.communicator != &communicator || it->second.type != type)
     misuse(call, text("operation %d is of another type or communicator", op));
   else
-    *found = it->second.reduction;
-  return found->has_factor;
+    *reduction = it->second.reduction;
+  return reduction->has_factor;
 }
 
 void forget_redops(const Communicator& communicator) {
@@ -183,13 +182,15 @@ Result ncclCommInitRankConfig(Comm* comm, int ranks, UniqueId id, int rank, Conf
     return refuse(__func__, "the id is not of ncclGetUniqueId");
   if (!config) return refuse(__func__, "without a config a communicator is blocking");
   if (const Result error = standin::check_config(__func__, config)) return error;
-  const auto made = std::make_shared<standin::Communicator>(ranks, rank, device);
+  const auto communicator = std::make_shared<standin::Communicator>(ranks, rank, device);
   const bool never_ends = standin::fails_later(__func__);
-  made->start([made, name = std::string(id.internal, strnlen(id.internal, 64)), never_ends] {
-    if (never_ends) return made->fail(kRemoteError, "this communicator was to fail later");
-    made->meet(name);
-  });
-  *comm = communicators().add(made);
+  communicator->start(
+      [communicator, name = std::string(id.internal, strnlen(id.internal, 64)), never_ends] {
+        if (never_ends)
+          return communicator->fail(kRemoteError, "this communicator was to fail later");
+        communicator->meet(name);
+      });
+  *comm = communicators().add(communicator);
   return kInProgress;
 }
 
@@ -206,9 +207,9 @@ Result ncclCommSplit(Comm comm, int color, int key, Comm* child, Config* config)
     return refuse(__func__, text("%d operations are under way", pending), kInvalidUsage);
   *child = nullptr;
   const bool never_ends = standin::fails_later(__func__);
-  parent->start([its = parent.get(), color, key, child, never_ends] {
-    if (never_ends) return its->fail(kRemoteError, "this split was to fail later");
-    standin::split(*its, color, key, child);
+  parent->start([self = parent.get(), color, key, child, never_ends] {
+    if (never_ends) return self->fail(kRemoteError, "this split was to fail later");
+    standin::split(*self, color, key, child);
   });
   return kInProgress;
 }
@@ -216,10 +217,10 @@ Result ncclCommSplit(Comm comm, int color, int key, Comm* child, Config* config)
 Result ncclCommFinalize(Comm comm) {
   STANDIN_CALL(kInternalError);
   Result error = kSuccess;
-  const auto found = find_ready(comm, __func__, &error);
+  const auto communicator = find_ready(comm, __func__, &error);
   if (error) return error;
-  found->is_finalized = true;
-  found->start([its = found.get()] { its->finalize(); });
+  communicator->is_finalized = true;
+  communicator->start([self = communicator.get()] { self->finalize(); });
   return kInProgress;
 }
 
@@ -235,16 +236,16 @@ Result ncclCommAbort(Comm comm) {
 
 Result ncclCommGetAsyncError(Comm comm, Result* error) {
   STANDIN_CALL(kInternalError);
-  const auto found = communicators().find(comm, __func__);
-  if (!found) return kInvalidArgument;
-  *error = found->state();
+  const auto communicator = communicators().find(comm, __func__);
+  if (!communicator) return kInvalidArgument;
+  *error = communicator->state();
   return kSuccess;
 }
 
 Result ncclRedOpCreatePreMulSum(RedOp* op, void* scalar, DataType type, int residence, Comm comm) {
   STANDIN_CALL(kInternalError);
   Result error = kSuccess;
-  const auto found = find_ready(comm, __func__, &error);
+  const auto communicator = find_ready(comm, __func__, &error);
   if (error) return error;
   const size_t size = standin::size_of(type);
   if (size == 0) return refuse(__func__, text("there is no type %d", type));
@@ -256,18 +257,18 @@ Result ncclRedOpCreatePreMulSum(RedOp* op, void* scalar, DataType type, int resi
   standin::Redops& all = standin::redops();
   const std::lock_guard<std::mutex> lock(all.mutex);
   *op = all.next++;
-  all.all[*op] = {type, found.get(), reduction};
+  all.all[*op] = {type, communicator.get(), reduction};
   return kSuccess;
 }
 
 Result ncclRedOpDestroy(RedOp op, Comm comm) {
   STANDIN_CALL(kInternalError);
-  const auto found = communicators().find(comm, __func__);
-  if (!found) return kInvalidArgument;
+  const auto communicator = communicators().find(comm, __func__);
+  if (!communicator) return kInvalidArgument;
   standin::Redops& all = standin::redops();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto it = all.all.find(op);
-  if (it == all.all.end() || it->second.communicator != found.get())
+  if (it == all.all.end() || it->second.communicator != communicator.get())
     return refuse(__func__, text("%d is no operation of this communicator", op));
   all.all.erase(it);
   return kSuccess;

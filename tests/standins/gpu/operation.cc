@@ -26,30 +26,30 @@ const char* call_of(Kind kind) {
 }
 
 std::string describe(const Header& header) {
-  std::string said = call_of(header.kind);
+  std::string description = call_of(header.kind);
   if (header.kind != Kind::kSplit)
-    said +=
+    description +=
         text(" of %llu %s", static_cast<unsigned long long>(header.count), name_of(header.type));
-  if (has_reduction(header.kind)) said += text(", %s", kOps[header.reduction.op]);
+  if (has_reduction(header.kind)) description += text(", %s", kOps[header.reduction.op]);
   if (header.reduction.has_factor) {
-    said += " with factor 0x";
+    description += " with factor 0x";
     for (size_t i = size_of(header.type); i-- > 0;)
-      said += text("%02x", header.reduction.factor[i]);
+      description += text("%02x", header.reduction.factor[i]);
   }
-  if (header.kind == Kind::kSend || header.kind == Kind::kRecv) return said;
-  if (header.peer >= 0) said += text(", root %d", header.peer);
-  return said + text(", operation %llu, call %llu of %llu",
-                     static_cast<unsigned long long>(header.number),
-                     static_cast<unsigned long long>(header.index + 1),
-                     static_cast<unsigned long long>(header.calls));
+  if (header.kind == Kind::kSend || header.kind == Kind::kRecv) return description;
+  if (header.peer >= 0) description += text(", root %d", header.peer);
+  return description + text(", operation %llu, call %llu of %llu",
+                            static_cast<unsigned long long>(header.number),
+                            static_cast<unsigned long long>(header.index + 1),
+                            static_cast<unsigned long long>(header.calls));
 }
 
 // A sender's header is compared with the one that its receiver expects.
-std::string disagreement(const Header& own, int rank, const Header& other, int other_rank) {
-  const std::string one = describe(own), another = describe(other);
-  if (one == another) return "";
-  return text("ranks disagree: rank %d calls %s; rank %d calls %s", rank, one.c_str(), other_rank,
-              another.c_str());
+std::string disagreement(const Header& header, int rank, const Header& other, int other_rank) {
+  const std::string call = describe(header), other_call = describe(other);
+  if (call == other_call) return "";
+  return text("ranks disagree: rank %d calls %s; rank %d calls %s", rank, call.c_str(), other_rank,
+              other_call.c_str());
 }
 
 bool overlap(const std::byte* a, size_t a_bytes, const std::byte* b, size_t b_bytes) {
@@ -58,36 +58,36 @@ bool overlap(const std::byte* a, size_t a_bytes, const std::byte* b, size_t b_by
 
 }  // namespace
 
-bool exchange_headers(Communicator& communicator, const Header& own, std::vector<Header>* all) {
-  all->assign(static_cast<size_t>(communicator.ranks), own);
+bool exchange_headers(Communicator& communicator, const Header& header, std::vector<Header>* all) {
+  all->assign(static_cast<size_t>(communicator.ranks), header);
   Exchange exchange(communicator);
   for (int peer = 0; peer < communicator.ranks; ++peer) {
     if (peer == communicator.rank) continue;
     Header* const other = &(*all)[static_cast<size_t>(peer)];
-    exchange.send(peer, &own, sizeof own);
-    exchange.receive(peer, other, sizeof *other, [&own, other, &communicator, peer] {
-      return disagreement(own, communicator.rank, *other, peer);
+    exchange.send(peer, &header, sizeof header);
+    exchange.receive(peer, other, sizeof *other, [&header, other, &communicator, peer] {
+      return disagreement(header, communicator.rank, *other, peer);
     });
   }
   return exchange.run();
 }
 
 void Operation::run() {
-  Communicator& its = *communicator;
-  ++its.running;
-  const bool has_begun = its.begin(number);
-  if (!has_begun && !its.is_stopped()) {
+  Communicator& owner = *communicator;
+  ++owner.running;
+  const bool has_begun = owner.begin(number);
+  if (!has_begun && !owner.is_stopped()) {
     misuse("communicator", "operations run in another order than that of their calls");
-    its.fail(nccl::kInvalidUsage, "operations run in another order than that of their calls");
+    owner.fail(nccl::kInvalidUsage, "operations run in another order than that of their calls");
   }
-  if (never_ends) its.fail(nccl::kRemoteError, "this operation was to fail later");
-  if (!has_begun || its.is_stopped() || !perform()) {
-    its.wait_for_abort();
+  if (never_ends) owner.fail(nccl::kRemoteError, "this operation was to fail later");
+  if (!has_begun || owner.is_stopped() || !perform()) {
+    owner.wait_for_abort();
     fill_outputs();
   }
-  if (has_begun) its.end();
-  --its.pending;
-  --its.running;
+  if (has_begun) owner.end();
+  --owner.pending;
+  --owner.running;
 }
 
 bool Operation::perform() {
@@ -119,16 +119,16 @@ bool Operation::run_collective(const Call& call, const Header& header) {
 
 // Messages of a group: whatever their order is, all of them move at once.
 bool Operation::run_messages() {
-  Communicator& its = *communicator;
-  const std::string wrong = copy_to_self();
-  if (!wrong.empty()) its.fail_all(nccl::kInvalidUsage, wrong);
-  if (!wrong.empty()) return false;
-  Exchange exchange(its);
-  std::vector<Header> sent(calls.size()), expected(calls.size()), received(calls.size());
+  Communicator& owner = *communicator;
+  const std::string fault = copy_to_self();
+  if (!fault.empty()) owner.fail_all(nccl::kInvalidUsage, fault);
+  if (!fault.empty()) return false;
+  Exchange exchange(owner);
+  std::vector<Header> sends(calls.size()), expected(calls.size()), received(calls.size());
   for (size_t i = 0; i < calls.size(); ++i) {
     const Call& call = calls[i];
-    if (call.kind < Kind::kSend || call.peer == its.rank) continue;
-    Header& header = call.kind == Kind::kSend ? sent[i] : expected[i];
+    if (call.kind < Kind::kSend || call.peer == owner.rank) continue;
+    Header& header = call.kind == Kind::kSend ? sends[i] : expected[i];
     header = {};
     header.kind = Kind::kSend;
     header.type = call.type;
@@ -139,7 +139,7 @@ bool Operation::run_messages() {
       continue;
     }
     exchange.receive(call.peer, &received[i], sizeof header, [&, i, peer = call.peer] {
-      const std::string differ = disagreement(expected[i], its.rank, received[i], peer);
+      const std::string differ = disagreement(expected[i], owner.rank, received[i], peer);
       return differ.empty() ? "" : "a receive does not fit the send: " + differ;
     });
     exchange.receive(call.peer, call.out, bytes_out(call));
@@ -169,24 +169,24 @@ std::string Operation::copy_to_self() const {
 }
 
 bool Operation::check(const Call& call) {
-  const std::string wrong = wrong_ranges(call);
-  if (!wrong.empty())
+  const std::string fault = wrong_ranges(call);
+  if (!fault.empty())
     communicator->fail_all(nccl::kInvalidArgument, text("rank %d, %s: %s", communicator->rank,
-                                                        call_of(call.kind), wrong.c_str()));
-  return wrong.empty();
+                                                        call_of(call.kind), fault.c_str()));
+  return fault.empty();
 }
 
 std::string Operation::wrong_ranges(const Call& call) const {
   const size_t in = bytes_in(call), out = bytes_out(call);
-  const std::string read = memory().wrong(call.in, in, communicator->device);
+  const std::string read = memory().fault(call.in, in, communicator->device);
   if (!read.empty()) return "reads " + read;
-  const std::string write = memory().wrong(call.out, out, communicator->device);
+  const std::string write = memory().fault(call.out, out, communicator->device);
   if (!write.empty()) return "writes " + write;
   // In place is where a rank's own part lies in what all ranks make or give.
-  const size_t own = static_cast<size_t>(communicator->rank) * call.count * size_of(call.type);
+  const size_t offset = static_cast<size_t>(communicator->rank) * call.count * size_of(call.type);
   const std::byte* fits = call.out;
-  if (call.kind == Kind::kAllGather) fits += own;
-  if (call.kind == Kind::kReduceScatter) fits -= own;
+  if (call.kind == Kind::kAllGather) fits += offset;
+  if (call.kind == Kind::kReduceScatter) fits -= offset;
   if (overlap(call.in, in, call.out, out) && call.in != fits)
     return "input and output overlap, and it is not in place";
   if (call.kind != Kind::kRecv) return "";
@@ -215,7 +215,7 @@ size_t Operation::bytes_out(const Call& call) const {
 void Operation::fill_outputs() const {
   for (const Call& call : calls) {
     const size_t bytes = bytes_out(call);
-    if (bytes > 0 && memory().wrong(call.out, bytes, communicator->device).empty())
+    if (bytes > 0 && memory().fault(call.out, bytes, communicator->device).empty())
       std::memset(call.out, 0x77, bytes);
   }
 }

@@ -74,6 +74,6 @@ class Operation {
 };
 
 // Tells all other ranks what this one does, and learns it of them; false: not all of them did.
-bool exchange_headers(Communicator& communicator, const Header& own, std::vector<Header>* all);
+bool exchange_headers(Communicator& communicator, const Header& header, std::vector<Header>* all);
 
 }  // namespace standin

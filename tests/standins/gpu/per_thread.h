@@ -13,15 +13,15 @@ template <typename T>
 class PerThread {
  public:
   PerThread() {
-    pthread_key_create(&key_, [](void* own) { delete static_cast<T*>(own); });
+    pthread_key_create(&key_, [](void* value) { delete static_cast<T*>(value); });
   }
   PerThread(const PerThread&) = delete;
   void operator=(const PerThread&) = delete;
 
   T& operator*() const {
-    auto* own = static_cast<T*>(pthread_getspecific(key_));
-    if (!own) pthread_setspecific(key_, own = new T());
-    return *own;
+    auto* value = static_cast<T*>(pthread_getspecific(key_));
+    if (!value) pthread_setspecific(key_, value = new T());
+    return *value;
   }
   T* operator->() const { return &**this; }
 

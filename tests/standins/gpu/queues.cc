@@ -36,10 +36,10 @@ using standin::text;
 namespace {
 
 Result create_stream(const char* function, Stream* stream, unsigned flags) {
-  Arguments given(function);
-  given.need(flags <= kStreamNonBlocking, text("there are no flags %#x", flags));
-  if (given.error) return given.error;
-  *stream = standin::streams().add(std::make_shared<standin::Stream>(given.device));
+  Arguments arguments(function);
+  arguments.need(flags <= kStreamNonBlocking, text("there are no flags %#x", flags));
+  if (arguments.error) return arguments.error;
+  *stream = standin::streams().add(std::make_shared<standin::Stream>(arguments.device));
   return kSuccess;
 }
 
@@ -60,22 +60,22 @@ Result cuStreamCreate(Stream* stream, unsigned flags) {
 // What was enqueued runs on.
 Result cuStreamDestroy_v2(Stream stream) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  given.need(!standin::is_default(stream), "a default stream", kInvalidHandle);
-  const auto found = given.stream(stream);
-  if (given.error) return given.error;
-  standin::must_rest(*found, __func__);
+  Arguments arguments(__func__);
+  arguments.need(!standin::is_default(stream), "a default stream", kInvalidHandle);
+  const auto queue = arguments.stream(stream);
+  if (arguments.error) return arguments.error;
+  standin::must_rest(*queue, __func__);
   standin::streams().remove(stream, __func__);
-  found->close();
+  queue->close();
   return kSuccess;
 }
 
 Result cuStreamIsCapturing(Stream stream, int* status) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  const auto found = given.stream(stream);
-  if (given.error) return given.error;
-  *status = found->is_capturing ? 1 : kCaptureNone;
+  Arguments arguments(__func__);
+  const auto queue = arguments.stream(stream);
+  if (arguments.error) return arguments.error;
+  *status = queue->is_capturing ? 1 : kCaptureNone;
   return kSuccess;
 }
 
@@ -90,11 +90,11 @@ Result cuThreadExchangeStreamCaptureMode(int* mode) {
 
 Result cuStreamSynchronize(Stream stream) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  const auto found = given.stream(stream);
-  if (given.error) return given.error;
-  standin::must_rest(*found, __func__);
-  const auto mark = found->mark();
+  Arguments arguments(__func__);
+  const auto queue = arguments.stream(stream);
+  if (arguments.error) return arguments.error;
+  standin::must_rest(*queue, __func__);
+  const auto mark = queue->mark();
   while (!mark->passed.load(std::memory_order_acquire)) standin::pause();
   return kSuccess;
 }
@@ -102,11 +102,11 @@ Result cuStreamSynchronize(Stream stream) {
 // The wait is for the latest record at this moment.
 Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  const auto waiting = given.stream(stream);
-  const auto awaited = given.event(event);
-  given.need(flags == 0, text("there are no flags %#x", flags));
-  if (given.error) return given.error;
+  Arguments arguments(__func__);
+  const auto waiting = arguments.stream(stream);
+  const auto awaited = arguments.event(event);
+  arguments.need(flags == 0, text("there are no flags %#x", flags));
+  if (arguments.error) return arguments.error;
   standin::must_rest(*waiting, __func__);
   const std::lock_guard<std::mutex> lock(awaited->mutex);
   if (!awaited->latest) return kSuccess;
@@ -118,16 +118,17 @@ Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
 
 Result cuStreamWriteValue32_v2(Stream stream, Pointer address, uint32_t value, unsigned flags) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  const auto found = given.stream(stream);
-  given.need(flags == 0, text("flags %#x are not known here", flags));
-  given.need(address != 0 && address % sizeof value == 0, text("no aligned word: %#zx", address));
-  if (given.error) return given.error;
-  standin::must_rest(*found, __func__);
+  Arguments arguments(__func__);
+  const auto queue = arguments.stream(stream);
+  arguments.need(flags == 0, text("flags %#x are not known here", flags));
+  arguments.need(address != 0 && address % sizeof value == 0,
+                 text("no aligned word: %#zx", address));
+  if (arguments.error) return arguments.error;
+  standin::must_rest(*queue, __func__);
   auto* const word = reinterpret_cast<uint32_t*>(address);
-  found->enqueue([word, value, device = given.device] {
-    const std::string wrong = standin::memory().wrong(word, sizeof value, device);
-    if (!wrong.empty()) return standin::misuse("cuStreamWriteValue32_v2", wrong);
+  queue->enqueue([word, value, device = arguments.device] {
+    const std::string fault = standin::memory().fault(word, sizeof value, device);
+    if (!fault.empty()) return standin::misuse("cuStreamWriteValue32_v2", fault);
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
   });
   return kSuccess;
@@ -135,17 +136,18 @@ Result cuStreamWriteValue32_v2(Stream stream, Pointer address, uint32_t value, u
 
 Result cuStreamWaitValue32_v2(Stream stream, Pointer address, uint32_t value, unsigned flags) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  const auto found = given.stream(stream);
-  given.need(flags == kWaitValueEqual, text("flags %#x are not known here", flags));
-  given.need(address != 0 && address % sizeof value == 0, text("no aligned word: %#zx", address));
-  if (given.error) return given.error;
-  standin::must_rest(*found, __func__);
+  Arguments arguments(__func__);
+  const auto queue = arguments.stream(stream);
+  arguments.need(flags == kWaitValueEqual, text("flags %#x are not known here", flags));
+  arguments.need(address != 0 && address % sizeof value == 0,
+                 text("no aligned word: %#zx", address));
+  if (arguments.error) return arguments.error;
+  standin::must_rest(*queue, __func__);
   const auto* const word = reinterpret_cast<const uint32_t*>(address);
-  found->enqueue([word, value, device = given.device] {
+  queue->enqueue([word, value, device = arguments.device] {
     while (true) {
-      const std::string wrong = standin::memory().wrong(word, sizeof value, device);
-      if (!wrong.empty()) return standin::misuse("cuStreamWaitValue32_v2", wrong);
+      const std::string fault = standin::memory().fault(word, sizeof value, device);
+      if (!fault.empty()) return standin::misuse("cuStreamWaitValue32_v2", fault);
       if (__atomic_load_n(word, __ATOMIC_ACQUIRE) == value) return;
       standin::pause();
     }
@@ -155,42 +157,42 @@ Result cuStreamWaitValue32_v2(Stream stream, Pointer address, uint32_t value, un
 
 Result cuEventCreate(Event* event, unsigned flags) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  given.need(flags <= 3, text("flags %#x are not known here", flags));
-  if (given.error) return given.error;
-  *event = standin::events().add(std::make_shared<standin::Event>(given.device));
+  Arguments arguments(__func__);
+  arguments.need(flags <= 3, text("flags %#x are not known here", flags));
+  if (arguments.error) return arguments.error;
+  *event = standin::events().add(std::make_shared<standin::Event>(arguments.device));
   return kSuccess;
 }
 
 Result cuEventDestroy_v2(Event event) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  given.event(event);
-  if (given.error) return given.error;
+  Arguments arguments(__func__);
+  arguments.event(event);
+  if (arguments.error) return arguments.error;
   standin::events().remove(event, __func__);
   return kSuccess;
 }
 
 Result cuEventRecord(Event event, Stream stream) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  const auto recorded = given.event(event);
-  const auto found = given.stream(stream);
-  if (given.error) return given.error;
-  standin::must_rest(*found, __func__);
+  Arguments arguments(__func__);
+  const auto recorded = arguments.event(event);
+  const auto queue = arguments.stream(stream);
+  if (arguments.error) return arguments.error;
+  standin::must_rest(*queue, __func__);
   const std::lock_guard<std::mutex> lock(recorded->mutex);
-  recorded->latest = found->mark();
+  recorded->latest = queue->mark();
   return kSuccess;
 }
 
 Result cuEventQuery(Event event) {
   STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
-  const auto asked = given.event(event);
-  given.need_no_capture();
-  if (given.error) return given.error;
-  const std::lock_guard<std::mutex> lock(asked->mutex);
-  const bool is_passed = !asked->latest || asked->latest->passed.load(std::memory_order_acquire);
+  Arguments arguments(__func__);
+  const auto state = arguments.event(event);
+  arguments.need_no_capture();
+  if (arguments.error) return arguments.error;
+  const std::lock_guard<std::mutex> lock(state->mutex);
+  const bool is_passed = !state->latest || state->latest->passed.load(std::memory_order_acquire);
   return is_passed ? kSuccess : kNotReady;
 }
 
@@ -209,16 +211,16 @@ std::shared_ptr<standin::Stream> stream_of_test(void* stream, const char* call) 
 extern "C" {
 
 void standin_enqueue(void* stream, void (*function)(void*), void* argument) {
-  const auto found = stream_of_test(stream, __func__);
-  if (!found) return;
-  standin::must_rest(*found, __func__);
-  found->enqueue([function, argument] { function(argument); });
+  const auto queue = stream_of_test(stream, __func__);
+  if (!queue) return;
+  standin::must_rest(*queue, __func__);
+  queue->enqueue([function, argument] { function(argument); });
 }
 
 void standin_capture(void* stream, int is_capturing) {
-  const auto found = stream_of_test(stream, __func__);
-  if (!found) return;
-  const bool was = found->is_capturing.exchange(is_capturing != 0);
+  const auto queue = stream_of_test(stream, __func__);
+  if (!queue) return;
+  const bool was = queue->is_capturing.exchange(is_capturing != 0);
   standin::captured += (is_capturing != 0) - was;
 }
 

@@ -10,7 +10,7 @@ namespace standin {
 void Stream::enqueue(std::function<void()> operation) {
   const std::lock_guard<std::mutex> lock(mutex_);
   operations_.push_back(std::move(operation));
-  changed_.notify_one();
+  change_.notify_one();
   if (is_started_) return;
   is_started_ = true;
   stay();
@@ -27,7 +27,7 @@ std::shared_ptr<Mark> Stream::mark() {
 void Stream::close() {
   const std::lock_guard<std::mutex> lock(mutex_);
   is_closed_ = true;
-  changed_.notify_one();
+  change_.notify_one();
 }
 
 void Stream::work(const std::shared_ptr<Stream>& stream) {
@@ -35,8 +35,8 @@ void Stream::work(const std::shared_ptr<Stream>& stream) {
     std::function<void()> operation;
     {
       std::unique_lock<std::mutex> lock(stream->mutex_);
-      stream->changed_.wait(lock,
-                            [&] { return !stream->operations_.empty() || stream->is_closed_; });
+      stream->change_.wait(lock,
+                           [&] { return !stream->operations_.empty() || stream->is_closed_; });
       if (stream->operations_.empty()) return;
       operation = std::move(stream->operations_.front());
       stream->operations_.pop_front();

@@ -36,7 +36,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   static void work(const std::shared_ptr<Stream>& stream);
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable change_;
   std::deque<std::function<void()>> operations_;
   bool is_started_ = false, is_closed_ = false;
 };

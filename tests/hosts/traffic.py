@@ -28,7 +28,7 @@ def bytes_between_hosts(
     def run() -> None:
         array, calls = np.ones(nbytes // 4, np.float32), TOTAL_BYTES // nbytes
         ringar.allreduce(array, algorithm=algorithm, **options)
-        sent = []
+        ratios = []
         for _ in range(3):  # the least: where cores are short, TCP sends some segments twice
             ringar.barrier()
             before = sent_bytes()
@@ -36,8 +36,8 @@ def bytes_between_hosts(
             for _ in range(calls):
                 ringar.allreduce(array, algorithm=algorithm, **options)
             ringar.barrier()
-            sent.append((sent_bytes() - before) / (calls * nbytes))
+            ratios.append((sent_bytes() - before) / (calls * nbytes))
         name = f"sent, {algorithm or 'auto'}{', narrow' if options else ''}"
-        record(name, kinds=[], message=repr(min(sent)), seconds=0.0)
+        record(name, kinds=[], message=repr(min(ratios)), seconds=0.0)
 
     return run

@@ -211,6 +211,7 @@ lint-python: build/mypy/ringar
 lint-rest: build/mypy/ringar
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.nouns
 	$(BIN)/python -m benchmarks.performance --check
 	PYTHONPATH=build/mypy $(BIN)/python docs/tools/rooms.py --check
 	cd build/mypy && $(abspath $(BIN))/lint-imports --no-cache --no-logo --config $(abspath pyproject.toml)

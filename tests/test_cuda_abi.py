@@ -176,7 +176,16 @@ NCCL_WHEELS = ("nvidia-nccl-cu12==2.19.3", "nvidia-nccl-cu12")
 def nccl_wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of NCCL in a wheel, which pip keeps in its cache; nothing is installed."""
     folder = tmp_path_factory.mktemp("nccl")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+    ]
     result = subprocess.run(
         [*command, request.param], capture_output=True, text=True, timeout=100, check=False
     )

@@ -144,9 +144,9 @@ def run_in_turn(case: Case, hosts: Hosts, rounds: int) -> dict[str, Reports]:
             reports = run_on_hosts(hosts, case.ranks_per_host, "worker", job, link, case.options)
             for peer in peers:
                 now = [{**r, "results": r["results"][peer]} for r in reports]
-                for before, this in zip(reports_of_peer.setdefault(peer, now), now, strict=True):
-                    if before is not this:
-                        merge(before["results"], this["results"])
+                for before, after in zip(reports_of_peer.setdefault(peer, now), now, strict=True):
+                    if before is not after:
+                        merge(before["results"], after["results"])
     return reports_of_peer
 
 

@@ -17,15 +17,15 @@ LEAST = 1 << 20
 
 def main() -> None:
     ringar.init()
-    held = []
+    blocks = []
     step = cupy.cuda.runtime.memGetInfo()[0]
     while step >= LEAST:
         with contextlib.suppress(cupy.cuda.memory.OutOfMemoryError):
-            held.append(cupy.cuda.alloc(step))
+            blocks.append(cupy.cuda.alloc(step))
             continue
         step //= 2
     try:
-        ringar.cupy.allreduce(cupy.ndarray((4,), memptr=held[-1]), ringar.Sum)
+        ringar.cupy.allreduce(cupy.ndarray((4,), memptr=blocks[-1]), ringar.Sum)
         ringar.cupy.synchronize()
     except RingarError as error:
         text = str(error)

@@ -1,4 +1,4 @@
-"""The parts of the report: a plan, made from the number of GPUs and the version of NCCL alone."""
+"""The parts of the report: a plan, made from the number of GPUs and the version of NCCL single."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from tests.gpu_report.training import NETS
 from tests.run_on_gpus import ALL, COLLECTIVES, MOST_RANKS, MULTI_RANK, SHARED
+
+Where = tuple[str, int, dict[str, str], str]
+"""Ranks in words, their number, further variables, and why they cannot be, if so."""
 
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 
@@ -44,21 +47,21 @@ def parts(gpus: int, nccl: tuple[int, int] | None) -> list[Part]:
     shares = no_gpu
     if not no_gpu and (nccl is None or nccl < MULTI_RANK):
         shares = "ranks that share a GPU need NCCL {}.{}".format(*MULTI_RANK)
-    alone = ("1 rank", 1, {}, no_gpu)
-    pair = ("2 ranks on one GPU", 2, {**SHARED, "CUDA_VISIBLE_DEVICES": "0"}, shares)
-    several = ("all GPUs", gpus, {}, no_gpu or ("" if gpus > 1 else "one GPU"))
-    few = min(max(gpus, 2), MOST_RANKS)
-    together = (f"{few} ranks", few, *(several[2:] if gpus > 1 else pair[2:]))
+    single: Where = ("1 rank", 1, {}, no_gpu)
+    pair: Where = ("2 ranks on one GPU", 2, {**SHARED, "CUDA_VISIBLE_DEVICES": "0"}, shares)
+    several: Where = ("all GPUs", gpus, {}, no_gpu or ("" if gpus > 1 else "one GPU"))
+    count = min(max(gpus, 2), MOST_RANKS)
+    together: Where = (f"{count} ranks", count, *(several[2:] if gpus > 1 else pair[2:]))
 
     plan = [
-        Part(f"scan and collectives against NumPy, {alone[0]}", 0, (*PYTEST, ALL), 240, {}, no_gpu),
+        Part("scan and collectives against NumPy, 1 rank", 0, (*PYTEST, ALL), 240, {}, no_gpu),
         Part(
             f"collectives x dtypes x sizes against NumPy, {together[0]}",
             together[1], (*PYTEST, COLLECTIVES), 240, together[2], together[3],
         ),
     ]  # fmt: skip
     for net in NETS:
-        for where, ranks, environment, impossible in (alone, pair, several):
+        for where, ranks, environment, impossible in (single, pair, several):
             plan.append(
                 Part(
                     f"compiled steps of the {net}, {where}", ranks,

@@ -150,7 +150,7 @@ Status Shares::run(Communicator& set, Request& request) {
   double share = 1.0;
   RINGAR_RETURN_IF_ERROR(own_share(set, request, control, &share));
   const bool is_weighted = spec.shares > 0 && set.size() > 1;
-  const Numbers told{is_weighted ? 1.0 - share : 0.0, control.idle, asks_to_stop ? 1.0 : 0.0};
+  const Numbers report{is_weighted ? 1.0 - share : 0.0, control.idle, asks_to_stop ? 1.0 : 0.0};
   const auto answer_of = [&](const Numbers& sums) {
     const double total = set.size() - sums[0];
     const bool is_uneven = is_weighted && sums[0] != 0 && total > 1e-6 * set.size();
@@ -161,7 +161,7 @@ Status Shares::run(Communicator& set, Request& request) {
   first.input = first.output;  // in place: it is to lie where the other arrays' outputs do
   Answer answer{};
   if (request.element_size() < sizeof(float)) {
-    Numbers sums = told;
+    Numbers sums = report;
     OfNumbers vectors(spec, ReduceOp::kSum, sums.data(), sums.size());
     RINGAR_RETURN_IF_ERROR(set.run(vectors));
     answer = answer_of(sums);
@@ -169,7 +169,7 @@ Status Shares::run(Communicator& set, Request& request) {
     if (share * answer.factor != 1.0) arrays.scale_inputs(share * answer.factor);
     RINGAR_RETURN_IF_ERROR(set.run(request));
   } else {
-    vector.write(told, first.output);
+    vector.write(report, first.output);
     if (share != 1.0) arrays.scale_inputs(share);
     RINGAR_RETURN_IF_ERROR(set.run(request));
     const double scale = spec.prescale * spec.postscale;

@@ -83,7 +83,7 @@ class Product:
             return self._multiply(values, bias, own_states, ghosts), backward
 
         has_bias = bias is not None
-        return multiply(values, or_empty(bias if has_bias else None, values.dtype), own_states, ghosts)
+        return multiply(values, or_empty(bias, values.dtype), own_states, ghosts)
 
     def _multiply_native(
         self, values: tf.Tensor, bias: tf.Tensor, own_states: tf.Tensor, ghosts: tf.Tensor

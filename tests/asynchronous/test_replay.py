@@ -280,9 +280,9 @@ def test_gradients_of_a_model() -> None:
     model = common.embedding_model()
     model.compile("sgd", "mse")
     weights = [[np.array(variable) for variable in model.trainable_variables]]
-    gradients: Any = gradients_of(model, lambda worker, step: (x, y))
-    ((table, kernel, bias),) = gradients(0, 0, weights)
-    (lower,), (upper, kernel_2, bias_2) = gradients(0, 0, cut(weights[0]))
+    gradients: Any = gradients_of(model, lambda worker, step: (x, y))(0, 0, weights)
+    of_pieces: Any = gradients_of(model, lambda worker, step: (x, y))(0, 0, cut(weights[0]))
+    ((table, kernel, bias),), ((lower,), (upper, kernel_2, bias_2)) = gradients, of_pieces
     assert np.array_equal(kernel, kernel_2)
     assert np.array_equal(bias, bias_2)
     assert sorted(table.indices) == sorted([*lower.indices, *(upper.indices + 5)])
@@ -294,7 +294,7 @@ def test_gradients_of_a_model() -> None:
     moved = [(a - b) / 0.01 for a, b in zip(weights[0], trained, strict=True)]
     assert_all_close([dense, kernel, bias], moved, atol=2e-5)
     with pytest.raises(ValueError, match=r"must be the trainable variables, in their order"):
-        gradients(0, 0, cut(weights[0])[::-1])
+        gradients_of(model, lambda *_: (x, y))(0, 0, cut(weights[0])[::-1])
     with pytest.raises(ValueError, match=r"must be compiled, and built"):
         gradients_of(keras.Sequential([keras.layers.Dense(1)]), lambda *_: (x, y))
 

@@ -120,7 +120,7 @@ def test_is_the_papers_rule(open_grid: OpenGrid, size: int, conditioned: bool, m
     )  # fmt: skip
     history = model.fit(nets.dataset(data), verbose=0).history
     model.drain()
-    assert_equal_modules(model, reference, TOLERANCE)
+    assert_equal_modules(model, reference, atol=TOLERANCE, rtol=TOLERANCE)
     assert np.isfinite(history["loss"]).all()
     if model.synthesizer is not None:
         expected = synthesizers[model.module]

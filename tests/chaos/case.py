@@ -76,8 +76,11 @@ class Case:
         """Whether the job must end well."""
         if self.is_started_again and (not self.faults or self.work == "resumed"):
             return not self.faults  # of this life
-        if self.is_started_again and "delay" in self.faults[0]:
-            return False  # it may come before the ranks have met, or when some have ended
+        if self.is_started_again:
+            fault = self.faults[0]
+            # It may come before the ranks have met, or when some have ended.
+            if "delay" in fault or fault["step"] == "start":
+                return False
         is_elastic = self.work in ("elastic", "elastic_backup")
         return self.kind in HARMLESS or (is_elastic and self.kind in SURVIVED)
 

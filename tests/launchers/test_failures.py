@@ -17,7 +17,7 @@ def a_rank(
         number=number,
         status=ExitStatus(code=code),
         stderr=SimpleNamespace(tail=lambda: list(words)),
-        stopped=is_stopped,
+        is_stopped=is_stopped,
     )
 
 

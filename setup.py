@@ -29,7 +29,7 @@ from setuptools.errors import CompileError, PlatformError
 
 ROOT = Path(__file__).resolve().parent
 # CMake's targets; `ringar` becomes ringar/libringar.so.
-TARGETS = ("ringar", "ringar_openmpi", "ringar_mpich")
+TARGETS = ("ringar", "ringar_tensorflow", "ringar_openmpi", "ringar_mpich")
 # The oldest glibc that a wheel is meant for: that of TensorFlow's own wheels.
 OLDEST_GLIBC = (2, 27)
 

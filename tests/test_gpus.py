@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ringar.job import gpus, nvidia
+from ringar.job import gpus, nvidia, tensorflow
 from tests.plugin import run_job
 
 pytestmark = pytest.mark.ranks(1)
@@ -51,7 +52,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     for number in range(4):
         (tmp_path / f"gpus/{number}").mkdir(parents=True)
     config = four()
-    monkeypatch.setattr(gpus, "_tensorflow_config", lambda: config)
+    monkeypatch.setattr(tensorflow, "load", lambda: SimpleNamespace(config=config))
     return config
 
 
@@ -85,14 +86,14 @@ def test_those_that_the_program_has_chosen(config: Config) -> None:
 def test_tensorflow_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, config: Config, local_size: int, environ: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(gpus, "_tensorflow_config", None)
+    monkeypatch.setattr(tensorflow, "load", None)
     gpus.configure(0, 0, local_size, environ)
 
 
 def test_tensorflow_is_not_asked_without_a_driver(
     monkeypatch: pytest.MonkeyPatch, config: Config, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gpus, "_tensorflow_config", None)
+    monkeypatch.setattr(tensorflow, "load", None)
     monkeypatch.setattr(nvidia, "_DRIVER", tmp_path / "none")
     monkeypatch.setattr(nvidia, "_DEVICES", tmp_path / "none")
     gpus.configure(0, 0, 2, {"CUDA_VISIBLE_DEVICES": "0,1"})

@@ -25,8 +25,8 @@ SOURCES = [
     *["setup.py", "pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "LICENSE"],
     *["ringar", "launchers", "tf_ops"],
 ]
-# The engine, and the link for each of MPI's binary interfaces.
-LIBRARIES = [f"ringar/libringar{link}.so" for link in ("", "_openmpi", "_mpich")]
+# The engine, what TensorFlow opens, and the link for each of MPI's binary interfaces.
+LIBRARIES = [f"ringar/libringar{link}.so" for link in ("", "_tensorflow", "_openmpi", "_mpich")]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_wheel_needs_only_small_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(f"ringar-{VERSION}.dist-info/METADATA").decode()
     requirements = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
-    assert sorted(requirements) == ["cloudpickle", "lazy_loader", "ml_dtypes", "numpy"]
+    assert sorted(requirements) == ["cloudpickle", "lazy_loader", "ml_dtypes", "numpy", "wrapt"]
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
@@ -114,7 +114,8 @@ def test_libraries_need_neither_tensorflow_nor_mpi_nor_python(
     wheel: Path, tmp_path: Path, name: str
 ) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        library = archive.extract(name, tmp_path)
+        archive.extractall(tmp_path, LIBRARIES)
+    library = str(tmp_path / name)
     source = f"import ctypes; lib = ctypes.CDLL({library!r}, mode={os.RTLD_NOW})\n"
     source += "print(open('/proc/self/maps').read())"
     result = python("-I", "-c", source)

@@ -6,16 +6,18 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import tensorflow as tf
 
 from ringar import errors
 from ringar.collectives.dtypes import ITEM_BYTES
-from ringar.job import membership, place
+from ringar.job import membership, place, tensorflow
 from ringar.job.cost_model import ALGORITHMS
 from ringar.job.process_sets import ProcessSet, or_all
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -26,9 +28,12 @@ _session_graphs = itertools.count()
 
 
 def do_not_convert(function: Function) -> Function:
-    """Keep AutoGraph from rewriting `function` where a `tf.function` calls it."""
-    plain_function: Function = tf.autograph.experimental.do_not_convert(function)
-    return plain_function
+    """Keep AutoGraph from rewriting `function` where a `tf.function` calls it.
+
+    The mark is that of `tf.autograph.experimental.do_not_convert`.
+    """
+    function.autograph_info__ = None
+    return function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +201,7 @@ def begin(
             )
         )
     if name is None:
-        name = "" if tf.executing_eagerly() else number_in_graph(collective, ranks.process_set_id)
+        name = "" if tensorflow.is_eager() else number_in_graph(collective, ranks.process_set_id)
     clean = " ".join(name.split())
     # float(): the repr of a NumPy number is not a number in the spec.
     call = Call(
@@ -226,7 +231,7 @@ def _world_of(collective: str, ranks: ProcessSet) -> int:
     """
     global _has_bound_graphs
     free = collective in ("allreduce", "broadcast", "barrier") and ranks.process_set_id == 0
-    if free or tf.executing_eagerly() or not membership.is_elastic():
+    if free or tensorflow.is_eager() or not membership.is_elastic():
         return -1
     _has_bound_graphs = True
     return int(place.require("a collective").generation)
@@ -238,6 +243,7 @@ def number_in_graph(name: str, process_set_id: int) -> str:
     Graphs of TensorFlow 1 have numbers, too: a program keeps several, and functions of one graph
     never run in another. Calls that were there before, in a graph that was imported, count.
     """
+    tf = tensorflow.load()
     graph = tf.compat.v1.get_default_graph()
     if not hasattr(graph, "_ringar_calls"):
         graph._ringar_calls, graph._ringar_prefix = collections.Counter(), ""

@@ -10,12 +10,12 @@ RINGAR_GPUS=all (or `ringarrun --gpus all`) leaves the choice to the program.
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Mapping
-from types import ModuleType
 
-from ringar.job import log, nvidia
+from ringar.job import log, nvidia, tensorflow
 
 #: Whether each rank gets one GPU ("each", the default) or sees all GPUs ("all").
 MODE_VARIABLE = "RINGAR_GPUS"
@@ -44,7 +44,8 @@ def configure(
 ) -> None:
     """Show TensorFlow one GPU, unless the launcher or the program has chosen one.
 
-    `ringar.init()` calls this. A record of level INFO names the GPU.
+    `ringar.init()` calls this; it waits for the program to import TensorFlow. A record of level
+    INFO names the GPU.
 
     Args:
         rank: this rank, for messages.
@@ -58,9 +59,12 @@ def configure(
     if mode(environ) == "all" or GPU_VARIABLE in environ or local_size == 1:
         return
     # Without GPUs, do not ask TensorFlow for them: it prints long messages.
-    if not nvidia.has_driver() or len(nvidia.visible_gpus(environ)) < 2:
-        return
-    config = _tensorflow_config()
+    if nvidia.has_driver() and len(nvidia.visible_gpus(environ)) > 1:
+        tensorflow.when_loaded("gpus", functools.partial(_show_one, rank, local_rank))
+
+
+def _show_one(rank: int, local_rank: int) -> None:
+    config = tensorflow.load().config
     gpus = config.get_visible_devices("GPU")
     if len(gpus) < 2:
         return
@@ -82,10 +86,3 @@ def configure(
         len(gpus),
         MODE_VARIABLE,
     )
-
-
-def _tensorflow_config() -> ModuleType:
-    import tensorflow as tf
-
-    config: ModuleType = tf.config
-    return config

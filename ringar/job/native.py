@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ringar import errors
-from ringar.job import log
+from ringar.job import log, tensorflow
 from ringar.job.native_config import Config as Config
 from ringar.job.native_config import int64s
 
 PATH = pathlib.Path(__file__).parents[1] / "libringar.so"
+OPS_PATH = PATH.with_name("libringar_tensorflow.so")
+"""The library that TensorFlow opens, and so gets the ops of the other."""
 
 _log = log.logger(__name__)
 
@@ -46,28 +48,17 @@ def _warn(text: bytes) -> None:
     _log.warning("%s", re.sub(r"^rank \d+ \| ", "", text.decode(errors="replace")))
 
 
-def _tensorflow() -> ModuleType:
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise ImportError(
-            "ringar needs TensorFlow 2.16 or later with Keras 3, found none. "
-            "Install one, for example with: pip install tensorflow keras"
-        ) from error
-    return tf
-
-
 @functools.cache
 def ops() -> ModuleType:
-    """Return the TensorFlow ops of the library, as functions."""
-    if not PATH.exists():
+    """Import TensorFlow, and return the ops of the library, as functions."""
+    tf = tensorflow.load()
+    lib = library()  # first: it must be in the process when TensorFlow opens the other
+    module: ModuleType = tf.load_op_library(str(OPS_PATH))
+    if not lib.ringar_has_tensorflow_ops():
         raise ImportError(
-            f"expected the native library at {PATH}, found none. "
-            "In a checkout run `make`, or `pip install --editable .`; if ringar is installed, too, "
-            "start the program from another folder."
+            "expected TensorFlow's C API in this process (TensorFlow 2.16 or later), found only "
+            f"a part of it in TensorFlow {tf.__version__}"
         )
-    tf = _tensorflow()
-    module: ModuleType = tf.load_op_library(str(PATH))
     return module
 
 
@@ -109,7 +100,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @functools.cache
 def library() -> ctypes.CDLL:
     """Return the library's C interface (tf_ops/include/ringar.h)."""
-    ops()  # first: the library registers its ops when it is opened, if TensorFlow is there
+    if not PATH.exists():
+        raise ImportError(
+            f"expected the native library at {PATH}, found none. "
+            "In a checkout run `make`, or `pip install --editable .`; if ringar is installed, too, "
+            "start the program from another folder."
+        )
     lib = ctypes.CDLL(str(PATH))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name)
@@ -117,11 +113,6 @@ def library() -> ctypes.CDLL:
             function.restype = result
         if arguments:
             function.argtypes = arguments
-    if not lib.ringar_has_tensorflow_ops():
-        raise ImportError(
-            "expected TensorFlow's C API in this process (TensorFlow 2.16 or later), found only "
-            f"a part of it in TensorFlow {_tensorflow().__version__}"
-        )
     lib.ringar_on_warning(_warn)
     return lib
 

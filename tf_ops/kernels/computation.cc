@@ -223,8 +223,9 @@ void register_computation() {
   register_target(computation().target_name, call<computation>);
 }
 
-__attribute__((constructor)) void register_all() {
-  if (!tensorflow().complete) return;
+}  // namespace
+
+void register_computations() {
   register_computation<scan_computation>();
   register_computation<scan_reduce_computation>();
   register_computation<simple_rnn_computation>();
@@ -248,5 +249,4 @@ __attribute__((constructor)) void register_all() {
   register_computation<sparse_gradient_computation>();
 }
 
-}  // namespace
 }  // namespace ringar

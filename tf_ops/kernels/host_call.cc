@@ -24,11 +24,12 @@ void call(void* outputs, const void** inputs, const char* opaque, size_t opaque_
   if (caller.load()(number, inputs + 1, results + 1, message) != 0) status->message = message;
 }
 
-__attribute__((constructor)) void register_host_call() {
+}  // namespace
+
+void register_target_of_host_calls() {
   register_target("ringar_host_call", call);
 }
 
-}  // namespace
 }  // namespace ringar
 
 extern "C" void ringar_on_host_call(ringar_host_function function) {

@@ -11,6 +11,7 @@
 
 #include "kernels/xla.h"
 
+#include <atomic>
 #include <string>
 #include <string_view>
 
@@ -41,14 +42,14 @@ void fail_on_purpose(void*, const void**, const char* opaque, size_t opaque_byte
   status->message = std::string(opaque, opaque_bytes);
 }
 
-bool registered = false;
+std::atomic<bool> registered{false};
 
-__attribute__((constructor)) void register_targets() {
+}  // namespace
+
+void register_target_of_collectives() {
   registered = register_target("ringar_collective", call) &&
                register_target("ringar_failure", fail_on_purpose);
 }
-
-}  // namespace
 
 bool register_target(const std::string& name, XlaTarget* target) {
   return register_target(name, reinterpret_cast<void*>(target), "Host");

@@ -24,6 +24,10 @@ using XlaTarget = void(void* outputs, const void** inputs, const char* opaque, s
 bool register_target(const std::string& name, XlaTarget* target);
 bool register_target(const std::string& name, void* target, const std::string& platform);
 
+void register_target_of_collectives();
+void register_target_on_gpus();
+void register_target_of_host_calls();
+
 }  // namespace ringar
 
 // The target of collectives on the platform "CUDA", for tests to call.

@@ -36,13 +36,14 @@ void fail_on_purpose(void*, void**, const char* opaque, size_t opaque_bytes,
   status->message = std::string(opaque, opaque_bytes);
 }
 
-__attribute__((constructor)) void register_on_gpus() {
+}  // namespace
+
+void register_target_on_gpus() {
   register_target("ringar_collective", reinterpret_cast<void*>(ringar_xla_collective_on_gpu),
                   "CUDA");
   register_target("ringar_failure", reinterpret_cast<void*>(fail_on_purpose), "CUDA");
 }
 
-}  // namespace
 }  // namespace ringar
 
 extern "C" void ringar_xla_collective_on_gpu(void* stream, void** buffers, const char* opaque,

@@ -52,6 +52,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     for number in range(4):
         (tmp_path / f"gpus/{number}").mkdir(parents=True)
     config = four()
+    monkeypatch.setattr(tensorflow, "is_loaded", lambda: True)
     monkeypatch.setattr(tensorflow, "load", lambda: SimpleNamespace(config=config))
     return config
 

@@ -17,7 +17,7 @@ _actions: dict[str, Callable[[], None]] = {}
 
 def is_loaded() -> bool:
     """Return whether the program has imported TensorFlow."""
-    return "tensorflow" in sys.modules
+    return sys.modules.get("tensorflow") is not None
 
 
 def load() -> ModuleType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 TICKET = "RingarTicket"
 """The op by which asynchronous collectives keep their order (tf_ops/kernels/ticket.cc)."""
+
+REMEMBERED = 1024
+"""How many calls are remembered: a program repeats those of its steps."""
 
 _session_graphs = itertools.count()
 
@@ -60,31 +64,7 @@ class Call:
         Raises:
             UnsupportedError: no collective takes the dtype (strings, for example).
         """
-        if dtype not in ITEM_BYTES:
-            raise errors.UnsupportedError(
-                self.refusal(
-                    f"a dtype out of {', '.join(ITEM_BYTES)}",
-                    dtype,
-                    "Cast it first; ringar.broadcast_object and ringar.allgather_object take "
-                    "anything that can be pickled.",
-                )
-            )
-        text = (
-            f"{self.collective} dtype={dtype} op={self.op} root={self.root} "
-            f"set={self.process_set} prescale={self.prescale!r} postscale={self.postscale!r} "
-        )
-        if self.wire and dtype == "float32":  # no other dtype is narrowed
-            text += f"wire={self.wire} "
-        if self.algorithm:
-            text += f"algorithm={self.algorithm} "
-        if self.shares >= 0:
-            text += f"shares={self.shares} "
-        if self.tag:
-            text += f"tag={self.tag} "
-        if self.mean:
-            text += "mean=1 "
-        if self.world >= 0:
-            text += f"world={self.world} "
+        text = _settings(self, dtype)
         if shapes:
             text += "shapes=" + ";".join(",".join(map(str, shape)) for shape in shapes) + " "
         return text + f"name={self.name}"
@@ -137,6 +117,37 @@ class Call:
         if changes.get("collective", self.collective) != "allreduce":
             defaults |= {"wire": "", "algorithm": ""}
         return dataclasses.replace(self, name=f"{self.name}/gradient", **{**defaults, **changes})
+
+
+@functools.lru_cache(REMEMBERED)
+def _settings(call: Call, dtype: str) -> str:
+    """Return the part of a spec before its shapes and name."""
+    if dtype not in ITEM_BYTES:
+        raise errors.UnsupportedError(
+            call.refusal(
+                f"a dtype out of {', '.join(ITEM_BYTES)}",
+                dtype,
+                "Cast it first; ringar.broadcast_object and ringar.allgather_object take "
+                "anything that can be pickled.",
+            )
+        )
+    text = (
+        f"{call.collective} dtype={dtype} op={call.op} root={call.root} "
+        f"set={call.process_set} prescale={call.prescale!r} postscale={call.postscale!r} "
+    )
+    if call.wire and dtype == "float32":  # no other dtype is narrowed
+        text += f"wire={call.wire} "
+    if call.algorithm:
+        text += f"algorithm={call.algorithm} "
+    if call.shares >= 0:
+        text += f"shares={call.shares} "
+    if call.tag:
+        text += f"tag={call.tag} "
+    if call.mean:
+        text += "mean=1 "
+    if call.world >= 0:
+        text += f"world={call.world} "
+    return text
 
 
 def by_dtype(dtypes: Iterable[np.dtype | tf.DType]) -> list[list[int]]:
@@ -202,17 +213,24 @@ def begin(
         )
     if name is None:
         name = "" if tensorflow.is_eager() else number_in_graph(collective, ranks.process_set_id)
-    clean = " ".join(name.split())
+    world = _world_of(collective, ranks)
     # float(): the repr of a NumPy number is not a number in the spec.
-    call = Call(
+    scales = float(prescale), float(postscale)
+    return _call(collective, ranks.process_set_id, *scales, world, name), ranks
+
+
+@functools.lru_cache(REMEMBERED)
+def _call(
+    collective: str, process_set: int, prescale: float, postscale: float, world: int, name: str
+) -> Call:
+    return Call(
         collective,
-        process_set=ranks.process_set_id,
-        prescale=float(prescale),
-        postscale=float(postscale),
-        world=_world_of(collective, ranks),
-        name=clean,
+        process_set=process_set,
+        prescale=prescale,
+        postscale=postscale,
+        world=world,
+        name=" ".join(name.split()),
     )
-    return call, ranks
 
 
 _has_bound_graphs = False

@@ -7,6 +7,7 @@ Both check the op, turn an average into a scaled sum, and apply the compressor
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +47,9 @@ def reduce(
         collective, process_set, name, prescale=prescale_factor, postscale=postscale_factor
     )
     call = with_op(call, op, ranks.size(), wire=wire, algorithm=algorithm)
-    for dtype in dict.fromkeys(value.dtype for value in values):
-        refuse_integer_average(call, dtype, op, ranks.size())
+    if op is Average and ranks.size() == 1:
+        for dtype in dict.fromkeys(value.dtype for value in values):
+            refuse_integer_average(call, dtype, op, 1)
     pairs = [compression.compress(value) for value in values]
     reduced = ways.run(call, [value for value, _ in pairs])
     return [
@@ -76,6 +78,13 @@ def with_op(call: Call, op: ReduceOp, ranks: int, *, wire: str = "", algorithm: 
     if op is Average:
         mean = not tensorflow.is_eager() and membership.is_elastic()
         factor = factor if mean else factor / ranks
+    return _reduction(call, op, factor, mean, wire, algorithm)
+
+
+@functools.lru_cache(calls.REMEMBERED)
+def _reduction(
+    call: Call, op: ReduceOp, factor: float, mean: bool, wire: str, algorithm: str
+) -> Call:
     return dataclasses.replace(
         call, op="sum" if op is Average else op.value, postscale=factor, mean=mean, wire=wire,
         algorithm=algorithm,

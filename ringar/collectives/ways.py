@@ -36,6 +36,8 @@ def run(call: Call, values: Sequence[Any]) -> list[Any]:
     run_group: Any = run_arrays
     if not is_numpy(values):
         from ringar.collectives.tensors import run_tensors as run_group
+    if len(values) == 1:
+        return [run_group(call, values)[0]]
     results: list[Any] = [None] * len(values)
     for places in by_dtype(value.dtype for value in values):
         outputs = run_group(call, [values[i] for i in places])[: len(places)]
@@ -63,6 +65,8 @@ def values_of(tensors: Iterable[Array], function: str) -> list[Any]:
             masked array, whose mask no collective knows.
     """
     tensors = list(tensors)
+    if all(map(_is_plain, tensors)):
+        return tensors
     if any(isinstance(tensor, np.ma.MaskedArray) for tensor in tensors):
         raise TypeError(
             f"ringar.{function} expected arrays without a mask; received a masked array. Pass "
@@ -72,6 +76,11 @@ def values_of(tensors: Iterable[Array], function: str) -> list[Any]:
     if not is_numpy(tensors):
         return [_tensor_of(tensor, function) for tensor in tensors]
     return [np.asarray(array, array.dtype.newbyteorder("="), order="C") for array in tensors]
+
+
+def _is_plain(value: Array) -> bool:
+    """Return whether a value is an array that the engine takes as it is."""
+    return type(value) is np.ndarray and value.flags.c_contiguous and value.dtype.isnative
 
 
 def _tensor_of(value: Array, function: str) -> tf.Tensor:

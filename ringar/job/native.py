@@ -39,7 +39,12 @@ _NO_MEMORY = 1
 """A stand-in for the address of an empty array; the library does not read it."""
 
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
+_NONE = _ALLOCATE()
 _WARN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+_NO_ROWS = np.zeros(0, np.int64)
+_LEAST_POOLED = 256 << 10
+"""The fewest bytes for which the pool of outputs has memory (tf_ops/engine/output_pool.h)."""
 
 
 @_WARN
@@ -146,8 +151,13 @@ def _describe(
     arrays = (_Array * len(inputs))()
     for i, shape in enumerate(shapes):
         output = outputs[i] if outputs is not None else None
-        arrays[i] = _Array(inputs[i], output, len(shape), int64s(shape))
+        arrays[i] = _Array(inputs[i], output, len(shape), _dims(tuple(shape)))
     return arrays
+
+
+@functools.lru_cache(4096)
+def _dims(shape: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+    return int64s(shape)
 
 
 def _describe_numpy(
@@ -183,7 +193,9 @@ class _PoolHandle:
 def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> np.ndarray:
     """Return an array without values, if possible in memory that the other ranks can write to."""
     element, address = np.dtype(dtype), ctypes.c_void_p()
-    size = int(math.prod(shape)) * element.itemsize
+    size = math.prod(shape) * element.itemsize
+    if size < _LEAST_POOLED:
+        return np.empty(shape, element)
     handle = library().ringar_take_memory(size, ctypes.byref(address))
     if not handle or address.value is None:
         return np.empty(shape, element)
@@ -253,9 +265,12 @@ def run(
         return _address(gathered[index].ctypes.data)
 
     arrays = _describe_numpy(inputs, outputs)
+    if outputs is not None:
+        assert splits is None, "splits are for outputs whose rows the exchange tells"
+        check(library().ringar_run(spec.encode(), arrays, len(arrays), None, 0, None, _NONE, None))
+        return list(outputs), _NO_ROWS
     received = _run(library().ringar_run, spec, arrays, allocate, splits, received_count)
-    results = list(outputs) if outputs is not None else [gathered[i] for i in range(len(inputs))]
-    return results, received
+    return [gathered[i] for i in range(len(inputs))], received
 
 
 def run_on_gpu(

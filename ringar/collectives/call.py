@@ -36,7 +36,8 @@ def do_not_convert(function: Function) -> Function:
 
     The mark is that of `tf.autograph.experimental.do_not_convert`.
     """
-    function.autograph_info__ = None
+    marked: Any = function
+    marked.autograph_info__ = None
     return function
 
 

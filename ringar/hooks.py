@@ -142,12 +142,12 @@ def install(feature: str) -> None:
     """
     if feature in _installed:
         return
-    missing = list(_missing(feature))
-    if lacking := [hook for hook in missing if hook.is_needed]:
+    all_gaps = list(_gaps(feature))
+    if lacking := [hook for hook in all_gaps if hook.is_needed]:
         raise UnsupportedError(f"{feature} cannot work here: {_versions()} {_list(lacking)}")
     _installed.add(feature)
     for hook in TABLE[feature]:
-        if hook in missing:
+        if hook in all_gaps:
             continue
         owner = _object(hook.owner)
         original = getattr(owner, hook.attribute)
@@ -158,7 +158,7 @@ def install(feature: str) -> None:
 
 def gaps() -> dict[str, list[Hook]]:
     """Return the attributes that the installed versions lack, by feature, if there are any."""
-    lacks = {feature: [hook for hook in _missing(feature) if hook.is_needed] for feature in TABLE}
+    lacks = {feature: [hook for hook in _gaps(feature) if hook.is_needed] for feature in TABLE}
     return {feature: hooks for feature, hooks in lacks.items() if hooks}
 
 
@@ -168,7 +168,7 @@ def warn_of_gaps() -> None:
         _log.warning("%s will be refused: %s %s", feature, _versions(), _list(hooks))
 
 
-def _missing(feature: str) -> Iterator[Hook]:
+def _gaps(feature: str) -> Iterator[Hook]:
     for hook in TABLE[feature]:
         try:
             getattr(_object(hook.owner), hook.attribute)

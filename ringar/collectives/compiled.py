@@ -152,6 +152,7 @@ def form(device: str) -> str:
     Raises:
         UnsupportedError: TensorFlow reports errors of neither form.
     """
+    native.ops()  # which registers the targets, too
     message = "ringar checks that a failure in compiled code is seen"
     answers = []
     for name, call in _FORMS.items():

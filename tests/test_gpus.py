@@ -110,6 +110,33 @@ def test_what_tensorflow_itself_does_not_see(
     assert capsys.readouterr().err == ""
 
 
+PARTS = {"CUDA_VISIBLE_DEVICES": "MIG-1a,MIG-2b,MIG-3c"}
+
+
+def test_one_part_of_a_gpu_of_which_cuda_shows_only_the_first(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    config.gpus = config.gpus[:1]
+    environ = dict(PARTS)
+    with caplog.at_level("INFO"):
+        gpus.configure(5, 1, 3, environ)
+    assert environ == {"CUDA_VISIBLE_DEVICES": "MIG-2b"}
+    (message,) = caplog.messages
+    assert message.startswith("uses GPU MIG-2b, one of 3; ")
+
+
+def test_a_part_cannot_be_chosen_any_more(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fd").mkdir()
+    (tmp_path / "fd/4").symlink_to("/dev/nvidiactl")
+    monkeypatch.setattr(nvidia, "_OPEN_FILES", tmp_path / "fd")
+    environ = dict(PARTS)
+    with pytest.warns(UserWarning, match=r"rank 5 \| a GPU was in use .* first of 3 parts"):
+        gpus.configure(5, 1, 3, environ)
+    assert environ == PARTS
+
+
 def test_tensorflow_was_in_use_before(config: Config) -> None:
     config.in_use = True
     with pytest.warns(UserWarning, match=r"rank 3 \| TensorFlow was in use .* all 4 GPUs.*first"):

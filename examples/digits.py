@@ -4,8 +4,10 @@
     ringarrun -np 4 python examples/digits.py --data cifar10 --epochs 10
 
 The lines with `ringar` in `main` make it run on several ranks. The rest is plain Keras, and a stop
-watch for the table at the end. scikit-learn brings its digits (1,797 images of 8 x 8); Keras
+watch for the table at the end. The digits are scikit-learn's (1,797 images of 8 x 8); Keras
 downloads the data of `--data mnist` and `--data cifar10`.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples]'` in the checkout.
 """
 
 from __future__ import annotations

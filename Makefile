@@ -1,6 +1,6 @@
 # ringar from a bare checkout. Needs Python >= 3.10, g++ and make; everything else comes by pip.
 #
-#   make demo         install, build, train on two ranks, print the result
+#   make demo         install what users install, train on two ranks, print the result
 #   make test         the tests: plain, then on 2, 3 and 4 ranks
 #   make test-long    what the others leave out: slow tests, rare variants on every number of ranks
 #   make chaos        a thousand jobs with faults, some hours (CHAOS="--seed 7 --count 60" for others)
@@ -29,7 +29,9 @@ PYTHON ?= python3
 RANKS ?= 2 3 4
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Stamps of what is installed: all packages of development, or what users have.
 STAMP := $(VENV)/.ringar-installed
+USER_STAMP := $(VENV)/.ringar-installed-for-users
 LIBRARY := ringar/libringar.so
 SOURCES := $(shell find tf_ops -type f)
 # What a wheel is made of, and the wheels, of this machine and of another one.
@@ -79,11 +81,17 @@ $(STAMP): pyproject.toml setup.py | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[tensorflow,test,build,lint,docs]'
 	@touch $@
 
+# Build isolation brings CMake and ninja; the library is built in place.
+$(USER_STAMP): pyproject.toml setup.py $(SOURCES) ringar/version.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[tensorflow,examples]'
+	@touch $@
+
 $(LIBRARY): $(SOURCES) ringar/version.py $(STAMP)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
-demo: $(LIBRARY)
+# With the packages of development where they are, and without them otherwise.
+demo: $(if $(wildcard $(STAMP)),$(LIBRARY),$(USER_STAMP))
 	$(LIMIT) 900 $(BIN)/ringarrun -np 2 --no-prefix $(BIN)/python examples/digits.py
 
 test: test-plain test-ranks

@@ -185,6 +185,18 @@ def test_an_error_in_the_sources_ends_the_build(checkout: Path, tmp_path: Path) 
     assert not (broken / "ringar" / "libringar.so").exists()
 
 
+def test_an_old_setuptools_is_named_in_the_error(checkout: Path, tmp_path: Path) -> None:
+    old = tmp_path / "setuptools" / "__init__.py"
+    old.parent.mkdir()
+    old.write_text("Extension = find_packages = setup = None\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = python("setup.py", "build_ext", "--inplace", env=environment, cwd=checkout)
+    assert result.returncode == 1
+    assert "expected setuptools 77 or later" in result.stderr
+    assert "pip install 'setuptools>=77,<83' cmake ninja" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_importing_ringar_and_its_launchers_imports_no_tensorflow() -> None:
     source = (
         "import sys, ringar, ringar.launchers.command_line.cli; print('tensorflow' in sys.modules)"

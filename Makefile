@@ -17,6 +17,7 @@
 #   make bench        every benchmark that fits into a quarter of an hour, with a report
 #   make bench-targets  what the targets need, and the targets beside it
 #   make performance  the tables of docs/performance.md, from benchmarks/results
+#   make papers       small forms of the benchmarks of docs/papers.md, within an hour
 #   make bench-gpu    collectives on the NVIDIA GPUs that there are
 #   make bench-hosts  several hosts on this machine, behind slow links (needs root and iproute2)
 #   make wheel        dist/ringar-<version>-py3-none-manylinux_2_27_<machine>.whl, and the source archive
@@ -63,7 +64,7 @@ PYTEST = $(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: all demo test test-plain test-ranks test-long chaos test-native test-native-aarch64 test-gpu gpu-report test-clusters \
-  test-matrix check-wheels lint docs rooms performance format bench bench-targets bench-gpu \
+  test-matrix check-wheels lint docs rooms performance format bench bench-targets papers bench-gpu \
   bench-hosts wheel wheel-aarch64 clean distclean
 .DELETE_ON_ERROR:
 
@@ -261,6 +262,11 @@ bench: $(LIBRARY)
 bench-targets: $(LIBRARY)
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
 	$(LIMIT) 1800 $(BIN)/python -m benchmarks --targets
+
+# Each of them for five minutes at most.
+papers: $(LIBRARY)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
+	$(LIMIT) 3600 $(BIN)/python -m benchmarks.papers
 
 # Some minutes, on as many ranks as there are GPUs.
 bench-gpu: $(LIBRARY)

@@ -13,6 +13,7 @@ from markdown_it import MarkdownIt
 
 from tests.plugin import fast_if, run_job
 from tests.plugin.jobs import ROOT
+from tests.run_document import UNFINISHED
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 #: Those about training, on any number of ranks.
@@ -43,6 +44,18 @@ def test_guides_run_on_more_ranks(np: int, tmp_path: Path) -> None:
     script = ROOT / "tests" / "run_document.py"
     paths = [str(ROOT / "docs" / f"{guide}.md") for guide in GUIDES]
     run_job(np, script, args=paths, deadline=220, cwd=tmp_path).check()
+
+
+@pytest.mark.parametrize("path", WITH_SNIPPETS, ids=name)
+def test_a_page_shows_all_of_its_code_and_what_it_prints(path: Path) -> None:
+    if name(path) in UNFINISHED:
+        return
+    blocks = MarkdownIt().parse(path.read_text())
+    hidden = [block.map for block in blocks if "invisible-code" in block.content]
+    assert not hidden, f"expected visible code only, received comments with code at lines {hidden}"
+    first = next(i for i, block in enumerate(blocks) if block.info == "python")
+    if "skip: next" not in blocks[first - 1].content:
+        assert blocks[first + 1].info == "text", "expected the output below the first script"
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import posixpath
 import re
 import runpy
 from pathlib import Path
+from textwrap import dedent
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -23,6 +24,8 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
+#: Indented command lines and what they print, which have prompts as blocks marked `console` have.
+COMMANDS = re.compile(r"(?<=\n\n)    \$ .*\n(?:    .*\n)*")
 LOADED = re.compile(r'<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="((?:https?:)?//[^"]+)"')
 
 log = logging.getLogger("mkdocs.hooks.pages")  # warnings below `mkdocs` fail a strict build
@@ -43,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite links to files of the repository as links of the site."""
+    """Rewrite links to files of the repository as links of the site; mark command lines."""
     source = page.file.src_uri
     if source == PAGES["README.md"]:
         page.meta["hide"] = ["navigation", "toc"]  # the landing page has links of its own
@@ -58,6 +61,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         uri = _place(target, config, files)
         return f"]({posixpath.relpath(uri, posixpath.dirname(source) or '.')}{separator}{anchor})"
 
+    markdown = COMMANDS.sub(lambda match: f"```console\n{dedent(match[0])}```\n", markdown)
     return re.sub(r"\]\(([^)\s]+)\)", rewrite, markdown)
 
 

@@ -69,14 +69,14 @@ def main() -> None:
 
 
 def readme_script() -> Path:
-    """Returns the README's first script: its three lines, behind those that make model and data."""
-    readme = (ROOT / "README.md").read_text()
-    model = re.search(r"invisible-code-block: python\n(.*?)^-->", readme, re.DOTALL | re.MULTILINE)
-    lines = re.search(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
-    if model is None or lines is None:
+    """Returns the README's first script."""
+    code = re.search(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    if code is None:
         sys.exit("expected a script in README.md, found none")
     script = FOLDER / "train.py"
-    script.write_text(model[1] + lines[1])
+    script.write_text(code[1])
     return script
 
 

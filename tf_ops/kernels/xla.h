@@ -9,7 +9,7 @@
 #include "include/ringar.h"
 
 // What XLA hands to a custom call: an assumption about a layout, tried once before it is relied on
-// (ringar/collectives/compiled.py).
+// (ringar/collectives/compiled.py). tests/test_xla_abi.py compares it with XLA's headers.
 struct XlaCustomCallStatus_ {
   std::optional<std::string> message;
 };

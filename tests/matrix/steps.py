@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import ringar
 from ringar import hooks
+from ringar.collectives import compiled
 
 
 def is_for_all() -> bool:
@@ -38,6 +39,30 @@ def check_allreduce() -> None:
     for function in (reduce, tf.function(reduce), compiled):
         np.testing.assert_array_equal(function(tf.constant(array)), total)
     np.testing.assert_array_equal(reduce(array), total)
+
+
+def check_custom_call() -> None:
+    """Looks at what XLA makes of a collective: the version of the call, and a token before arrays.
+
+    A GPU's XLA gets the same, and hands buffers over in this order.
+    """
+
+    @tf.function(jit_compile=True)
+    def call(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+        results = [tf.TensorSpec([2], tf.int32), tf.TensorSpec([3], tf.float32)]
+        return compiled.run("spec", [x, y], results)
+
+    code = call.experimental_get_compiler_ir(tf.ones([3]), tf.ones([4], tf.int32))(stage="hlo")
+    (line,) = (line for line in code.splitlines() if " custom-call(" in line)
+    for part in (
+        "= (f32[], s32[2]{0}, f32[3]{0}) custom-call(",
+        'custom_call_target="ringar_collective"',
+        "operand_layout_constraints={f32[], f32[3]{0}, s32[4]{0}}",
+        "custom_call_has_side_effect=true",
+        "api_version=API_VERSION_STATUS_RETURNING_UNIFIED",
+        'backend_config="spec"',
+    ):
+        assert part in line, f"expected {part}, received {line}"
 
 
 def check_fit(jit_compile: bool) -> None:
@@ -88,6 +113,7 @@ def main() -> None:
     check_hooks()
     assert is_for_all() == WAS_FOR_ALL, "ringar has opened TensorFlow for all libraries"
     check_allreduce()
+    check_custom_call()
     check_fit(jit_compile=False)
     check_fit(jit_compile=True)
     check_modules()

@@ -7,6 +7,7 @@ Only what `ringar.cupy.scan` uses, and nothing of how it behaves in time. Kernel
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -78,7 +79,11 @@ def _compiler(
     file.write_text(text)
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE",
                *flags, f"-I{FOLDER}", f"-I{folder}", "-o", str(target), str(file)]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # A sanitizer that comes before Python need not watch the compiler.
+    environ = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    process = subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     return process, target, options
 
 

@@ -124,14 +124,9 @@ def allreduce(
     return results, answer
 
 
-def _is_for_gpu() -> bool:
-    """Return whether the code is compiled for a GPU."""
-    return compiled.is_compiling() and compiled.target_device() == "GPU"
-
-
 def _run(call: Call, control: Control, values: list[tf.Tensor], size: int) -> Sequence[tf.Tensor]:
     dtype = values[0].dtype if values else tf.float32
-    if _is_for_gpu():
+    if compiled.is_for_gpu():
         return _run_in_graph(call, control, values, size)
     call = dataclasses.replace(call, shares=control.key)
     vector, *results = collectives.run_tensors(call, [control.vector(dtype), *values])

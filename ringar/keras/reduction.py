@@ -18,6 +18,7 @@ names differ, and all ranks get an error instead of a sum of gradients of differ
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,15 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ringar.collectives import Average, Max, Sum, allreduce, grouped_allreduce, shares
+from ringar.collectives import (
+    Average,
+    Max,
+    Sum,
+    allreduce,
+    compiled,
+    grouped_allreduce,
+    shares,
+)
 from ringar.collectives.call import checked_algorithm
 from ringar.collectives.compression import Compression, has_state
 from ringar.collectives.shares import NO_SHARES, Control
@@ -313,7 +322,18 @@ class Reduction(Reducer):
 
     def plan(self, tensors: Sequence[Any]) -> list[buckets.Bucket]:
         """Return the buckets of `tensors`, by the limits of the user or of the step's settings."""
-        return buckets.plan(tensors, *tuned.current().limits(self.bucket_bytes))
+        return buckets.plan(tensors, *self.limits())
+
+    def limits(self) -> tuple[int | None, int | None]:
+        """Return the limits for `buckets.plan`.
+
+        In a step that XLA compiles for a GPU, the host waits for each collective before it launches
+        what follows, so that buckets would hide nothing: by default all tensors are one.
+        """
+        limits = tuned.current().limits(self.bucket_bytes)
+        if limits == (None, None) and compiled.is_for_gpu():
+            return sys.maxsize, sys.maxsize
+        return limits
 
     @property
     def of_dense(self) -> Any:

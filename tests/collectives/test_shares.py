@@ -37,7 +37,7 @@ def test_weights_are_exact_beside_narrow_gradients(
     mode: str, dtype: tf.DType, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mode == "as on a GPU":
-        monkeypatch.setattr(shares, "_is_for_gpu", compiled.is_compiling)
+        monkeypatch.setattr(compiled, "is_for_gpu", compiled.is_compiling)
     gradients = [np.array([1500.0, -0.375, 3.0]) * (1 + r) for r in range(size)]
     rows = np.array([rows_of(r) for r in range(size)])
     expected = np.average(gradients, axis=0, weights=rows)

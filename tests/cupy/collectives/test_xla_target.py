@@ -270,9 +270,9 @@ def test_the_gradients_of_a_step_are_one_group(
         op=ringar.Sum, compression=Compression.none, algorithm=None, process_set=None,
         bucket_bytes=None, prescale_factor=1.0, postscale_factor=1.0, sparse_as_dense=False,
     )  # fmt: skip
-    on_cpu = reduction.plan(gradients)
+    on_cpu = reduction.groups(gradients)
     monkeypatch.setattr(compiled, "is_for_gpu", lambda: True)
-    on_gpu = reduction.plan(gradients)
+    on_gpu = reduction.groups(gradients)
     assert len(on_cpu) > len(on_gpu) == 1
     groups = []
     for plan in (on_cpu, on_gpu):

@@ -88,15 +88,16 @@ def include() -> Path:
 def checks() -> str:
     lines = ["#include <xla/ffi/api/c_api.h>", '#include "kernels/xla_ffi_abi.h"']
     lines.append("namespace ringar::ffi {")
-    for ours, (theirs, members) in STRUCTS.items():
-        for member in members.split():
-            mine, _, other = member.partition("=")
-            other = other or mine
+    for struct, (xla_struct, members) in STRUCTS.items():
+        for pair in members.split():
+            member, _, xla_member = pair.partition("=")
+            xla_member = xla_member or member
             lines += [
-                f"static_assert(offsetof({ours}, {mine}) == offsetof({theirs}, {other}));",
-                f"static_assert(sizeof({ours}::{mine}) == sizeof({theirs}::{other}));",
+                f"static_assert(offsetof({struct}, {member}) == "
+                f"offsetof({xla_struct}, {xla_member}));",
+                f"static_assert(sizeof({struct}::{member}) == sizeof({xla_struct}::{xla_member}));",
             ]
-    lines += [f"static_assert({ours} == {theirs});" for ours, theirs in CONSTANTS.items()]
+    lines += [f"static_assert({name} == {value});" for name, value in CONSTANTS.items()]
     lines += [
         "static_assert(kMajor == XLA_FFI_API_MAJOR && kMinor <= XLA_FFI_API_MINOR);",
         "static_assert(sizeof(Api) <= sizeof(XLA_FFI_Api));",

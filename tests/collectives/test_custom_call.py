@@ -38,7 +38,9 @@ def test_results_have_the_default_layout(form: str) -> None:
             ringar.allgather(tf.transpose(tensor), name='a "name" \\ of Zoë') for tensor in tensors
         ]
 
-    results = step(*[tf.constant(array, dtype) for array, dtype in zip(arrays, DTYPES, strict=True)])
+    results = step(
+        *[tf.constant(array, dtype) for array, dtype in zip(arrays, DTYPES, strict=True)]
+    )
     for array, result in zip(arrays, results, strict=True):
         expected = np.concatenate([array.T] * ringar.size())
         np.testing.assert_array_equal(tf.cast(result, tf.float64), expected.astype("float64"))

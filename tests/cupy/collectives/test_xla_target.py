@@ -127,8 +127,9 @@ def typed(stream: int, operands: Sequence[Any], results: Sequence[Any], text: by
         arguments.contents.stream = stream
 
     def buffers(arrays: Sequence[Any]) -> Buffers:
-        each = [ctypes.pointer(Buffer(data=array.data.ptr)) for array in arrays]
-        return Buffers(size=len(each), buffers=(ctypes.POINTER(Buffer) * len(each))(*each))
+        pointers = [ctypes.pointer(Buffer(data=array.data.ptr)) for array in arrays]
+        array_type = ctypes.POINTER(Buffer) * len(pointers)
+        return Buffers(size=len(pointers), buffers=array_type(*pointers))
 
     api = Api(error_create=FUNCTION(create), stream_get=FUNCTION(find))
     attrs = Attrs(
@@ -265,7 +266,8 @@ def test_the_gradients_of_a_step_are_one_group(
     """XLA's thread waits for each collective, so that buckets would wait, and overlap nothing."""
     if not isinstance(gpu, StandIn):
         pytest.skip("only the stand-in counts calls")
-    gradients = [buckets.Spec((rows, 1000), "float32") for rows in (500, 300, 3000, 10)]
+    rows = (500, 300, 3000, 10)
+    gradients = [buckets.Spec((count, 1000), "float32") for count in rows]
     reduction = Reduction(
         op=ringar.Sum, compression=Compression.none, algorithm=None, process_set=None,
         bucket_bytes=None, prescale_factor=1.0, postscale_factor=1.0, sparse_as_dense=False,
@@ -279,7 +281,7 @@ def test_the_gradients_of_a_step_are_one_group(
         before = gpu.driver.calls("ncclGroupEnd")
         with gpu.cupy.cuda.Stream(non_blocking=True):
             for number, bucket in enumerate(plan):
-                shapes = [(gradients[index].shape[0], 4) for index in bucket.indices]
+                shapes = [(rows[index], 4) for index in bucket.indices]
                 arrays = [gpu.put(np.ones(shape, np.float32)) for shape in shapes]
                 results, error = run(gpu, Call("allreduce", name=f"{number}"), arrays, shapes)
                 assert error == ""

@@ -52,7 +52,7 @@ static_assert(std::is_same_v<decltype(&Registry::Register), void (Registry::*)(T
 // Theirs, with our status in place of XLA's.
 template <class Stream, class Buffers>
 using Target = void(Stream, Buffers, const char*, size_t, Ours*);
-static_assert(std::is_same_v<ringar::XlaTarget, Target<void*, const void**>>, "for the CPU");
+static_assert(std::is_same_v<ringar::xla_forms::Older, Target<void*, const void**>>, "for the CPU");
 static_assert(std::is_same_v<decltype(ringar_xla_collective_on_gpu), Target<void*, void**>>,
               "for GPUs");
 
@@ -119,8 +119,9 @@ def program(include: Path) -> str:
 def looked_up() -> list[str]:
     """Returns the mangled names in xla.cc."""
     text = (TF_OPS / "kernels" / "xla.cc").read_text()
-    constants = re.findall(r'constexpr const char\* k\w+ =\s*((?:"\w+"\s*)+);', text)
-    return ["".join(re.findall(r'"(\w+)"', literals)) for literals in constants]
+    calls = re.findall(r'find_in_tensorflow\(\s*((?:"\w+"\s*)+)\)', text)
+    names = ["".join(re.findall(r'"(\w+)"', literals)) for literals in calls]
+    return [name for name in names if "CustomCallTargetRegistry" in name]
 
 
 def test_declarations_are_those_of_xla(tensorflow_folder: Path, tmp_path: Path) -> None:

@@ -70,6 +70,11 @@ def target_device() -> str:
     return "GPU"
 
 
+def is_for_gpu() -> bool:
+    """Return whether the code that runs now is being traced for XLA on a GPU."""
+    return is_compiling() and target_device() == "GPU"
+
+
 @functools.cache
 def _order(device: str) -> tf.Variable:
     # A variable starts TensorFlow's thread pools, so make it with the first compiled collective.
@@ -185,4 +190,6 @@ def form(device: str) -> str:
 def _is_registered(name: str) -> bool:
     library = native.library()
     is_typed = name == "typed"
-    return bool(library.ringar_has_typed_xla_target() if is_typed else library.ringar_has_xla_target())
+    return bool(
+        library.ringar_has_typed_xla_target() if is_typed else library.ringar_has_xla_target()
+    )

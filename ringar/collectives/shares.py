@@ -124,14 +124,9 @@ def allreduce(
     return results, answer
 
 
-def _is_for_gpu() -> bool:
-    """Return whether the code is compiled for a GPU."""
-    return compiled.is_compiling() and compiled.target_device() == "GPU"
-
-
 def _run(call: Call, control: Control, values: list[tf.Tensor], size: int) -> Sequence[tf.Tensor]:
     dtype = values[0].dtype if values else tf.float32
-    if _is_for_gpu():
+    if compiled.is_for_gpu():
         return _run_in_graph(call, control, values, size)
     call = dataclasses.replace(call, shares=control.key)
     vector, *results = run_tensors(call, [control.vector(dtype), *values])
@@ -144,7 +139,9 @@ def _run_in_graph(
     """Do in TensorFlow what the engine does to arrays in the memory of a host.
 
     The control vector is reduced first, so that a gradient is multiplied once, by a weight near 1:
-    its product with a number of rows might overflow.
+    its product with a number of rows might overflow. The engine does not know the weight before the
+    exchange, and multiplies before and after it (tf_ops/engine/shares.h): where rows differ, the
+    last digits of the two do, too.
     """
     if call.mean:
         raise UnsupportedError(
@@ -164,11 +161,14 @@ def _run_in_graph(
     total, idle = tf.unstack(run_tensors(ask, [numbers])[0])
     weight = rows
     if control.key != NO_SHARES:
-        weight = rows * tf.math.divide_no_nan(tf.constant(float(size), kind), total)
-        # A third in bfloat16 is off by 0.2%: the factors of the average belong to the weight.
-        factor = weight * tf.constant(call.prescale * call.postscale, kind)
+        # In this order, equal numbers of rows give 1, and the average the bits of a plain one.
+        weight = tf.math.divide_no_nan(rows * tf.constant(float(size), kind), total)
+        factor = weight
+        if values and kind != values[0].dtype:
+            # A third in bfloat16 is off by 0.2%: the factors of the average belong to the weight.
+            factor = weight * tf.constant(call.prescale * call.postscale, kind)
+            call = dataclasses.replace(call, prescale=1.0, postscale=1.0)
         values = [weighted(value, factor) for value in values]
-        call = dataclasses.replace(call, prescale=1.0, postscale=1.0)
     if control.idle:  # whatever the values hold, NaN included
         values = [tf.zeros_like(value) for value in values]
     results = run_tensors(call, values) if values else []

@@ -18,6 +18,7 @@ names differ, and all ranks get an error instead of a sum of gradients of differ
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,15 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ringar.collectives import Average, Max, Sum, allreduce, grouped_allreduce, shares
+from ringar.collectives import (
+    Average,
+    Max,
+    Sum,
+    allreduce,
+    compiled,
+    grouped_allreduce,
+    shares,
+)
 from ringar.collectives.call import checked_algorithm
 from ringar.collectives.compression import Compression, has_state
 from ringar.collectives.shares import NO_SHARES, Control
@@ -283,7 +292,7 @@ class Reduction(Reducer):
     ) -> tf.Tensor | None:
         """Reduce in buckets; return the weight of this rank, or None for sums."""
         answer = None
-        plan = self.plan(tensors)
+        plan = self.groups(tensors)
         # Without a dense gradient, the control vector travels alone.
         for number, bucket in enumerate(plan or [buckets.Bucket((), "float32", 0)]):
             results, reply = shares.allreduce(
@@ -300,7 +309,7 @@ class Reduction(Reducer):
         return answer[0] if answer is not None and self.op is Average else None
 
     def _reduce_maxima(self, reduced: list[Any], tensors: list[Any]) -> None:
-        for number, bucket in enumerate(self.plan(tensors)):
+        for number, bucket in enumerate(self.groups(tensors)):
             results = grouped_allreduce(
                 [tensors[index] for index in bucket.indices],
                 op=Max,
@@ -314,6 +323,18 @@ class Reduction(Reducer):
     def plan(self, tensors: Sequence[Any]) -> list[buckets.Bucket]:
         """Return the buckets of `tensors`, by the limits of the user or of the step's settings."""
         return buckets.plan(tensors, *tuned.current().limits(self.bucket_bytes))
+
+    def groups(self, tensors: Sequence[Any]) -> list[buckets.Bucket]:
+        """Return the buckets of `tensors` that ranks keep whole.
+
+        In a step that XLA compiles for a GPU, the host waits for each collective before it launches
+        what follows, so that buckets would hide nothing: by default all tensors of a dtype are one.
+        Where ranks keep slices, buckets free memory.
+        """
+        limits = tuned.current().limits(self.bucket_bytes)
+        if limits == (None, None) and compiled.is_for_gpu():
+            limits = sys.maxsize, sys.maxsize
+        return buckets.plan(tensors, *limits)
 
     @property
     def of_dense(self) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringar.collectives import slices as gathering
-from ringar.collectives.compiled import is_compiling, target_device
+from ringar.collectives.compiled import is_compiling, is_for_gpu
 from ringar.job.process_sets import ProcessSet, or_all
 
 
@@ -61,4 +61,4 @@ def is_better_dense(slices: tf.IndexedSlices) -> bool:
         return False
     # The trace must know how many rows will be gathered. XLA adds them up in any order on a GPU.
     parts = (slices.values, slices.indices)
-    return target_device() == "GPU" or not all(part.shape.is_fully_defined() for part in parts)
+    return is_for_gpu() or not all(part.shape.is_fully_defined() for part in parts)

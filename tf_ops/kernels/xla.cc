@@ -50,10 +50,11 @@ const ffi::Api* typed_api() {
   static const ffi::Api* const api = []() -> const ffi::Api* {
     void* get = find_in_tensorflow("XLA_FFI_GetApi");
     if (!get) get = find_in_tensorflow("_ZN3xla3ffi12GetXlaFfiApiEv");
-    const auto* const there = get ? reinterpret_cast<const ffi::Api* (*)()>(get)() : nullptr;
-    const bool fits = there && there->struct_size >= sizeof(ffi::Api) &&
-                      there->version.major == ffi::kMajor && there->version.minor >= ffi::kMinor;
-    return fits ? there : nullptr;
+    const auto* const exported = get ? reinterpret_cast<const ffi::Api* (*)()>(get)() : nullptr;
+    const bool fits = exported && exported->struct_size >= sizeof(ffi::Api) &&
+                      exported->version.major == ffi::kMajor &&
+                      exported->version.minor >= ffi::kMinor;
+    return fits ? exported : nullptr;
   }();
   return api;
 }

@@ -1,7 +1,7 @@
 // The part of XLA's typed foreign function interface that ringar uses, declared here so that
 // building needs no TensorFlow.
 //
-// tests/test_xla_abi.py compiles these declarations against <xla/ffi/api/c_api.h>.
+// tests/test_xla_ffi_abi.py compiles these declarations against <xla/ffi/api/c_api.h>.
 
 #pragma once
 

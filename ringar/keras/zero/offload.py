@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import allgather_object
-from ringar.collectives.compiled import is_compiling, target_device
+from ringar.collectives.compiled import is_compiling, is_for_gpu
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import or_all
@@ -80,7 +80,7 @@ class Offload:
         Args:
             process_set: the ranks that train together.
         """
-        if is_compiling() and target_device() == "GPU":
+        if is_for_gpu():
             self._refuse_compiled()
 
     def _refuse_compiled(self) -> None:

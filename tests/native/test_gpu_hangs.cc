@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kDeadline = 3;
 
-// An error on both ranks, which names the rank; then the engine ends. `late`: of what may come.
+// An error on both ranks, which names the rank; then the engine ends.
 void fail_on_rank_1(const std::function<void()>& prepare, const std::string& what,
                     const std::function<Status(Engine&, const Rank&)>& run) {
   on_processes(2, [&](Rank& me) {
@@ -25,7 +25,8 @@ void fail_on_rank_1(const std::function<void()>& prepare, const std::string& wha
       if (me.rank == 1) prepare();
       const Status status = run(*engine, me);
       EXPECT(!status.ok());
-      EXPECT_CONTAINS(status.message(), "rank 1");
+      // Where the deadline comes first, nobody knows whose GPU it is.
+      if (status.code() != RINGAR_DEADLINE) EXPECT_CONTAINS(status.message(), "rank 1");
       if (me.rank == 1) EXPECT_CONTAINS(status.message(), what);
       EXPECT(seconds_since(begin) < 3 * kDeadline);
       EXPECT(engine->has_failed());
@@ -74,7 +75,8 @@ TEST(gpu_communicator_that_does_not_come) {
         gpu_standin().fail_later("ncclCommInitRankConfig", 1);
         gpu_standin().hang("ncclCommAbort", 1);
       },
-      "waited", first_allreduce);
+      "within the deadline of 3 s, still waiting for rank 0 (NCCL does not tell which)",
+      first_allreduce);
 }
 
 TEST(gpu_split_that_fails_late) {
@@ -111,7 +113,7 @@ TEST(gpu_ends_that_block) {
 
 // Not even the abort ends it: the stream never goes on.
 TEST(gpu_kernel_that_never_ends) {
-  fail_on_rank_1([] {}, "waited",
+  fail_on_rank_1([] {}, "it does not end on one of their GPUs",
                  [](Engine& engine, const Rank& me) {
                    EXPECT_OK(first_allreduce(engine, me));
                    if (me.rank == 1)
@@ -133,7 +135,10 @@ void hang_on(const std::string& call, int nth, bool on_all_ranks) {
     for (int i = 0; i < 20 && status.ok(); ++i)
       status = allreduce_on_gpu(*engine, me, "number" + std::to_string(i));
     EXPECT(!status.ok());
-    EXPECT_CONTAINS(status.message(), "rank 1");
+    if (status.code() != RINGAR_DEADLINE) {
+      EXPECT_CONTAINS(status.message(), "rank 1");
+      EXPECT_CONTAINS(status.message(), call + " has not returned");
+    }
     EXPECT(seconds_since(begin) < 3 * kDeadline);
     if (me.rank == 1) fail(__FILE__, __LINE__, call + " has returned");
   });

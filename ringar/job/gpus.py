@@ -3,8 +3,8 @@
 Each rank of a host has a GPU of its own, so that ranks compute side by side and NCCL finds no GPU
 twice. `ringarrun` starts its ranks with one visible GPU each, and this module changes nothing.
 Ranks that mpirun or srun alone has started see all GPUs, and TensorFlow would take the memory of
-each: `ringar.init()` then shows it one. Of several parts of GPUs (MIG) CUDA shows a process only the
-first: there `ringar.init()` sets CUDA_VISIBLE_DEVICES, which CUDA reads when its first use comes.
+each: `ringar.init()` then shows it one. Of several parts of GPUs (MIG) CUDA shows a process the
+first alone: there `ringar.init()` sets CUDA_VISIBLE_DEVICES, which CUDA reads at its first use.
 
 RINGAR_GPUS=all (or `ringarrun --gpus all`) leaves the choice to the program.
 """

@@ -25,7 +25,7 @@ struct GpuStandin {
   const char* (*misuse)();
   void (*forget)();
   void (*devices)(int count);
-  void (*place)(int gpu);
+  void (*place)(int host, int gpu);
   void (*pretend_version)(int nccl_version);
   void (*enqueue)(void* stream, void (*function)(void*), void* argument);
 };

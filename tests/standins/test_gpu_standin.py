@@ -165,6 +165,41 @@ def test_a_call_fails_when_told_to(gpu: Library) -> None:
     on_ranks(gpu, 1, work)
 
 
+def test_a_call_fails_as_it_is_told_to(gpu: Library) -> None:
+    gpu.standin_fail_with("ncclGetUniqueId", 1, 2, "no socket")
+    assert gpu.code("ncclGetUniqueId", None) == 2
+    assert gpu.text("ncclGetLastError", None) == "no socket"
+
+
+def test_a_call_hangs_until_it_is_released(gpu: Library) -> None:
+    gpu.standin_hang("cuInit", 1)
+    thread = threading.Thread(target=gpu.cuInit, args=(0,), daemon=True)
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    gpu.standin_release()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("version", "why"), [(22703, "Duplicate GPU detected"), (23100, "NCCL_MULTI_RANK_GPU_ENABLE=1")]
+)
+def test_ranks_do_not_share_a_gpu(gpu: Library, version: int, why: str) -> None:
+    gpu.standin_place(0, 5)
+    gpu.standin_pretend_version(version)
+    with gpu.device():
+        unique = gpu.unique_id()
+        members = [Rank(gpu, 2, rank, unique) for rank in range(2)]
+        assert [gpu.state(member.communicator) for member in members] == [5, 5]
+        for member in members:
+            member.abort()
+    gpu.standin_place(0, -1)
+    gpu.standin_pretend_version(22703)
+    assert why in gpu.misuse()
+    gpu.standin_forget()
+
+
 def test_an_operation_fails_later(gpu: Library) -> None:
     gpu.standin_fail_later("ncclAllGather", 2)
 

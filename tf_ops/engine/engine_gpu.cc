@@ -24,8 +24,10 @@ Status Engine::synchronize_gpu() {
   const CurrentContext current(gpu_->driver(), gpu_->context());
   if (!current.status().ok()) return gpu_has_failed("synchronize", current.status());
   RINGAR_RETURN_IF_ERROR(gpu_->watch().wait_for_all());
-  return gpu_has_failed("synchronize",
-                        RINGAR_CUDA(gpu_->driver(), StreamSynchronize, gpu_->stream()));
+  // Unnoted: it may wait for a kernel of the caller, as long as that takes.
+  const Cuda& driver = gpu_->driver();
+  const cuda::Result result = driver.StreamSynchronize.pointer()(gpu_->stream());
+  return gpu_has_failed("synchronize", driver.check("cuStreamSynchronize", result));
 }
 
 // Once all ranks have a communicator, they split off that of a new set: this is faster than an

@@ -129,18 +129,20 @@ Status Gpu::refuse_stream(void* stream) const {
     return {RINGAR_MISMATCH,
             "expected a stream that is the same on all threads, received the default stream of "
             "the calling thread (CU_STREAM_PER_THREAD); make a stream of your own current"};
+  cuda::Context context = nullptr;
+  const cuda::Result result = driver_->StreamGetCtx(static_cast<cuda::Stream>(stream), &context);
+  // Not supported: the stream is of a green context.
+  if (result != cuda::kNotSupported)
+    RINGAR_RETURN_IF_ERROR(driver_->check("cuStreamGetCtx", result));
+  if (context != context_)
+    return {RINGAR_MISMATCH, "expected a stream of the primary context of GPU " +
+                                 std::to_string(device_) +
+                                 ", in which TensorFlow and CuPy work, received one of another "
+                                 "context or GPU"};
   int capturing = cuda::kCaptureNone;
   RINGAR_RETURN_IF_ERROR(
       RINGAR_CUDA(*driver_, StreamIsCapturing, static_cast<cuda::Stream>(stream), &capturing));
-  cuda::Context context = nullptr;
-  if (capturing == cuda::kCaptureNone) {
-    RINGAR_RETURN_IF_ERROR(
-        RINGAR_CUDA(*driver_, StreamGetCtx, static_cast<cuda::Stream>(stream), &context));
-    if (context == context_) return {};
-    return {RINGAR_MISMATCH,
-            "expected a stream of the primary context of GPU " + std::to_string(device_) +
-                ", in which TensorFlow and CuPy work, received one of another context or GPU"};
-  }
+  if (capturing == cuda::kCaptureNone) return {};
   return {RINGAR_MISMATCH,
           "expected a stream that runs what it is given, received one that captures a CUDA graph; "
           "leave collectives out of graphs"};

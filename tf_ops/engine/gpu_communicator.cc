@@ -67,7 +67,8 @@ Status GpuCommunicator::split(GpuCommunicator* part) {
 void GpuCommunicator::close(bool in_order) {
   std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
   // An abort that does not end has the communicator for ever.
-  if (!wait_at_most(kEndDeadline, {}, [&] { return lock.try_lock(); })) return;
+  const double patience = std::min(kEndDeadline, timeouts_.deadline);
+  if (!wait_at_most(patience, {}, [&] { return lock.try_lock(); })) return;
   if (!communicator_) return;
   const double farewell = std::min(kFarewell, timeouts_.deadline);
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(farewell);
@@ -78,10 +79,9 @@ void GpuCommunicator::close(bool in_order) {
   };
   // A rank that does not come to the farewell does not hold this one back.
   const bool in_peace = in_order && !is_broken() && communicator_->finalize(wait).ok();
-  gpu().watch().run_apart(std::min(kEndDeadline, timeouts_.deadline),
-                          [in_peace, last = std::shared_ptr(std::move(communicator_))] {
-                            in_peace ? (void)last->destroy() : last->abort();
-                          });
+  gpu().watch().run_apart(patience, [in_peace, last = std::shared_ptr(std::move(communicator_))] {
+    in_peace ? (void)last->destroy() : last->abort();
+  });
 }
 
 NcclCommunicator::Wait GpuCommunicator::watchdog() const {
@@ -94,9 +94,18 @@ NcclCommunicator::Wait GpuCommunicator::watchdog() const {
   auto waiting = std::make_shared<Waiting>(world_.timeouts, op_state(set_.signature));
   return [this, waiting] {
     RINGAR_RETURN_IF_ERROR(failure());
-    return waiting->watchdog.check([this] { return trouble(); },
-                                   [] { return std::string("others"); });
+    return waiting->watchdog.check([this] { return trouble(); }, [this] { return others(); });
   };
+}
+
+std::string GpuCommunicator::others() const {
+  constexpr size_t kMost = 8;
+  std::string text;
+  size_t count = 0;
+  for (int rank : job_ranks_)
+    if (rank != set_.rank && ++count <= kMost)
+      text += (count > 1 ? ", " : "") + std::to_string(rank);
+  return text + (count > kMost ? ", … (NCCL does not tell which)" : " (NCCL does not tell which)");
 }
 
 OpState GpuCommunicator::op_state(const Signature& signature) const {

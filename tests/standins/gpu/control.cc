@@ -60,7 +60,7 @@ struct Control {
   std::map<std::string, std::pair<int, std::string>> codes;
   std::atomic<bool> is_released{false};
   std::atomic<double> lateness{0};
-  std::atomic<int> gpu{-1};
+  std::atomic<int> host{0}, gpu{-1};
   std::vector<std::string> misuses;
   std::atomic<int> devices{static_cast<int>(number_of("STANDIN_DEVICES", 1))};
   std::atomic<int> nccl_version{22703};
@@ -172,9 +172,9 @@ double lateness() {
 
 Place place_of(int device) {
   const int first = control().gpu;
-  if (first >= 0) return {first + device, true};
+  if (first >= 0) return {control().host, first + device, true};
   const bool are_several = devices() > 1;
-  return {are_several ? device : getpid(), are_several};
+  return {0, are_several ? device : getpid(), are_several};
 }
 
 void stay() {
@@ -266,7 +266,8 @@ void standin_pretend_version(int nccl_version) {
 void standin_lateness(double seconds) {
   control().lateness = seconds;
 }
-void standin_place(int gpu) {
+void standin_place(int host, int gpu) {
+  control().host = host;
   control().gpu = gpu;
 }
 void standin_devices(int count) {

@@ -198,7 +198,8 @@ Result ncclGroupStart() {
 }
 
 Result ncclGroupEnd() {
-  const Result failed = standin::fails(__func__) ? standin::failed() : kSuccess;
+  const Result failed =
+      standin::fails(__func__) ? standin::code_of_failure(__func__, standin::failed()) : kSuccess;
   if (!standin::in_group()) standin::misuse(__func__, "there is no group");
   if (!standin::in_group()) return kInvalidUsage;
   const Result outcome = standin::end_group(standin::fails_later(__func__));

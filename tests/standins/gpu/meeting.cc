@@ -68,7 +68,7 @@ std::shared_ptr<Meeting> Meeting::come(const std::string& name, int ranks, int r
   board.ranks = ranks;
   const Place where = place_of(device);
   const char* const shares = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  place = {true, where.is_known, shares && std::atoi(shares) != 0, where.gpu, getpid()};
+  place = {true, where.is_known, shares && std::atoi(shares) != 0, where.host, where.gpu, getpid()};
   if (++board.arrived == ranks) shm_unlink(name.c_str());
   return meeting;
 }
@@ -85,7 +85,8 @@ std::string Meeting::objection() const {
   for (int a = 0; a < ranks; ++a)
     for (int b = 0; b < a; ++b) {
       const auto &place = board().places[a], &other = board().places[b];
-      if (!place.is_known || !other.is_known || place.gpu != other.gpu) continue;
+      if (!place.is_known || !other.is_known) continue;
+      if (place.host != other.host || place.gpu != other.gpu) continue;
       if (!shares_gpus)
         return text("Duplicate GPU detected : rank %d and rank %d both on CUDA device %x", b, a,
                     static_cast<unsigned>(place.gpu));

@@ -33,7 +33,7 @@ class Meeting {
     int32_t ranks;  // 0: nobody has come
     struct {
       bool is_there, is_known, shares;
-      int32_t gpu, process;
+      int32_t host, gpu, process;
     } places[kMostRanks];
     std::atomic<int32_t> arrived, finalized;
     std::atomic<int32_t> error;  // of all ranks; -1: its text is being written

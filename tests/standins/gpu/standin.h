@@ -104,9 +104,9 @@ STANDIN_EXPORT int standin_current_contexts();
 STANDIN_EXPORT void standin_pretend_version(int nccl_version);
 // How many devices there are; from the start as many as the variable STANDIN_DEVICES says, or 1.
 STANDIN_EXPORT void standin_devices(int count);
-// The first device of this process is GPU number `gpu` of the machine, or a part of it (MIG). Else
+// The first device of this process is GPU number `gpu` of a host, or a part of it (MIG). Else
 // several devices are GPU 0, 1, …, and one is a GPU that no other process has.
-STANDIN_EXPORT void standin_place(int gpu);
+STANDIN_EXPORT void standin_place(int host, int gpu);
 // Seconds for which a rank waits for another one, 60 from the start (or STANDIN_TIMEOUT).
 STANDIN_EXPORT void standin_timeout(double seconds);
 // Not in the lists.
@@ -136,7 +136,7 @@ int devices();
 int nccl_version();
 // Where a device is. It is not known to others where it is alone and was not placed.
 struct Place {
-  int gpu;
+  int host, gpu;
   bool is_known;
 };
 Place place_of(int device);

@@ -10,7 +10,7 @@
 #   make gpu-report   what works on the NVIDIA GPUs of this machine, on one page
 #   make test-matrix  one wheel beside the oldest and the newest TensorFlow that ringar serves
 #   make check-wheels  both wheels: auditwheel finds what their names promise
-#   make lint         ruff, mypy, import-linter, includes of tf_ops, clang-format, shellcheck
+#   make lint         ruff, mypy, import-linter, includes of tf_ops, clang-format, shellcheck, hadolint
 #   make docs         the documentation site, in build/site; a broken link or an undocumented name fails
 #   make rooms        the picture of docs/architecture.md, from the imports
 #   make format       what lint would complain of, corrected
@@ -228,6 +228,9 @@ lint-rest: build/mypy/ringar
 	! grep -rn '#include "kernels/' tf_ops/algorithms
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
 	$(BIN)/shellcheck $(SCRIPTS)
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 # The picture of docs/architecture.md, drawn from the imports of ringar.
 rooms: $(STAMP) build/mypy/ringar

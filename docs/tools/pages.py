@@ -23,6 +23,8 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "code_of_conduct.md",
+    "SECURITY.md": "security.md",
 }
 #: Indented command lines and what they print, which have prompts as blocks marked `console` have.
 COMMANDS = re.compile(r"(?<=\n\n)    \$ .*\n(?:    .*\n)*")

@@ -53,8 +53,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.sources = {}
     if options.config is None:
         return options
-    line = _given(arguments)
-    from_file = _given(_words(read(options.config), parser, options.config), str(options.config))
+    line = _options(arguments)
+    from_file = _options(_words(read(options.config), parser, options.config), str(options.config))
     for dest in {other for name in line for other in _REPLACED.get(name, ())}:
         from_file.pop(dest, None)
     for dest, value in {**from_file, **line}.items():
@@ -134,19 +134,17 @@ def _lacking(package: str, path: Path) -> UsageError:
     )
 
 
-def _given(words: Sequence[str] | None, source: str = "") -> dict[str, Any]:
+def _options(words: Sequence[str] | None, source: str = "") -> dict[str, Any]:
     """Return the options in `words`, without the defaults of all others."""
     parser = options_module.parser(source)
     for action in parser._actions:
         action.default = argparse.SUPPRESS
-    given = vars(parser.parse_args(words))
-    if given[_COMMAND][:1] == ["--"]:
-        given[_COMMAND] = given[_COMMAND][1:]
-    return {
-        d: value
-        for d, value in given.items()
-        if d != "config" and not (d == _COMMAND and not value)
-    }
+    values = vars(parser.parse_args(words))
+    values.pop("config", None)
+    command = values.pop(_COMMAND)
+    if command[:1] == ["--"]:
+        del command[0]
+    return {**values, _COMMAND: command} if command else values
 
 
 def _words(settings: Mapping[str, Any], parser: argparse.ArgumentParser, path: Path) -> list[str]:

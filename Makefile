@@ -16,7 +16,7 @@
 #   make format       what lint would complain of, corrected
 #   make bench        every benchmark that fits into a quarter of an hour, with a report
 #   make bench-targets  what the targets need, and the targets beside it
-#   make performance  the tables of docs/performance.md, from benchmarks/results
+#   make performance  the tables of performance in docs/ and README, from benchmarks/results
 #   make papers       small forms of the benchmarks of docs/papers.md, within an hour
 #   make bench-gpu    collectives on the NVIDIA GPUs that there are
 #   make bench-hosts  several hosts on this machine, behind slow links (needs root and iproute2)
@@ -243,7 +243,7 @@ build/mypy/ringar:
 	@rm -rf $@ && mkdir -p $(@D)
 	@cp -rs $(abspath ringar) $(@D)/ && cp -rs $(abspath launchers) $@/
 
-# The tables of docs/performance.md, from the figures of all kinds of machines that were measured.
+# The tables of performance, from the figures of all kinds of machines that were measured.
 performance: $(STAMP)
 	$(BIN)/python -m benchmarks.performance
 

@@ -47,9 +47,9 @@ def run_here(name: str) -> None:
 def run_apart(name: str) -> str:
     """Runs a benchmark in a process of its own; returns why it has no figures, or ""."""
     print(f"\n== {name}: python -m {COMMANDS[name]}\n", flush=True)
-    here = [sys.executable, "-m", "benchmarks.papers", "--here", name]
+    job = [sys.executable, "-m", "benchmarks.papers", "--here", name]
     try:
-        print(run_command(here, deadline=LIMIT), flush=True)
+        print(run_command(job, deadline=LIMIT), flush=True)
     except JobFailedError as error:
         print(error.output, flush=True)
         return f"{name}: {error}"
@@ -61,8 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help=f"some of {', '.join(COMMANDS)}; default: all")
     parser.add_argument("--here", action="store_true", help="one of them, in this process")
     options = parser.parse_args(arguments)
-    unknown = sorted(set(options.names) - set(COMMANDS))
-    if unknown or (options.here and len(options.names) != 1):
+    unknown_names = set(options.names) - set(COMMANDS)
+    if unknown_names or (options.here and len(options.names) != 1):
         parser.error(f"expected some of {', '.join(COMMANDS)}, received {' '.join(options.names)}")
     if options.here:
         run_here(options.names[0])

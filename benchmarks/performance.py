@@ -1,10 +1,11 @@
-"""Writes the tables of docs/performance.md from benchmarks/results/.
+"""Writes the tables of performance in the documentation from benchmarks/results/.
 
     make performance                          writes them
     python -m benchmarks.performance --check  fails if they are out of date; `make lint` asks this
 
-The page has a pair of marks for each kind of machine; between them are its tables, and around them
-is what a person has written about them.
+Each kind of machine has a page in docs/performance/, which is made where it is missing: name a new
+one in mkdocs.yml. The README and docs/performance.md have a table with a row per kind. Tables stand
+between a pair of marks; around them is what a person has written.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ from __future__ import annotations
 import re
 import sys
 from math import isnan
+from pathlib import Path
 from typing import Any
 
 from benchmarks import peers
-from benchmarks.harness import command, machine, results
+from benchmarks.harness import command, machine, report, results
 from benchmarks.harness import targets as bounds
-from benchmarks.harness.report import size_text, table, time_text
+from benchmarks.harness.report import KIB, MIB, size_text, table, time_text
 from benchmarks.rates.__main__ import text as rates_text
 from benchmarks.targets import PEERS, SIZES, Figures, targets
 
+README = machine.ROOT / "README.md"
 PAGE = machine.ROOT / "docs" / "performance.md"
+FOLDER = machine.ROOT / "docs" / "performance"
+ALL = "all"
 BEGIN, END = "<!-- figures of {} -->", "<!-- end of figures -->"
 BLOCK = re.compile(BEGIN.format("([^ ]+)") + "\n(.*?)" + END, re.DOTALL)
 COLUMNS = ("ringar_engine", "ringar_in_place", *PEERS.values(), "gloo", "tensorflow_collectives",
@@ -88,41 +93,119 @@ def strip_padding(text: str) -> str:
     return re.sub(r"-{3,}", "---", re.sub(r" {2,}", " ", text))
 
 
-def fill_page(page: str, kinds: list[results.Kind]) -> str:
-    """Returns the page with the tables of all kinds.
+def summary(kinds: list[results.Kind], folder: str) -> str:
+    """Returns a table with a row per kind of machine, in Markdown.
+
+    Args:
+        kinds: what was measured on each.
+        folder: the path to the pages of kinds, from the page that the table is for.
+    """
+    sizes = (4 * KIB, MIB, 256 * MIB)
+    lines = []
+    for kind in kinds:
+        runs = kind["runs"]
+        by_peer = {
+            (row["peer"], row["bytes"]): row
+            for row in runs.get("allreduce-2-ranks", {}).get("rows", [])
+        }
+        cells = [_beside(by_peer, size) for size in sizes]
+        name = results.name_of(kind["cpu"], kind["cores"])
+        lines.append([f"[{results.headline(kind)}]({folder}{name}.md)", *cells, _cnn_step(runs)])
+    headers = ["two ranks", *(f"allreduce of {size_text(size)}" for size in sizes),
+               "step of a small CNN under `fit`; steps/s, of plain processes"]  # fmt: skip
+    return strip_padding(table(headers, lines))
+
+
+def _beside(by_peer: dict[tuple[str, int], dict[str, Any]], size: int) -> str:
+    """Returns a time of ringar with its spread, and the one of Open MPI."""
+    row, peer = (by_peer.get((name, size)) for name in ("ringar_engine", PEERS["Open MPI"]))
+    text = _with_spread(row) if row else ""
+    return f"{text}; Open MPI {time_text(peer['seconds'])}" if row and peer else text
+
+
+def _cnn_step(runs: dict[str, results.Run]) -> str:
+    for row in runs.get("overhead", {}).get("rows", []):
+        if row["ringar"] and (row["model"], row["processes"]) == ("small_cnn", 2):
+            return f"{_with_spread(row)}; {row['of_plain']:.1%}"
+    return ""
+
+
+def _with_spread(row: dict[str, Any]) -> str:
+    median, least, greatest = report.spread(row)
+    return f"**{median}** ({least} to {greatest})"
+
+
+def texts(kinds: list[results.Kind]) -> dict[Path, dict[str, str]]:
+    """Returns what stands between the marks of each page, by page and by the name of the marks."""
+    names = {results.name_of(kind["cpu"], kind["cores"]): kind for kind in kinds}
+    return {
+        PAGE: {ALL: summary(kinds, "performance/")},
+        README: {ALL: summary(kinds, "docs/performance/")},
+        **{FOLDER / f"{name}.md": {name: tables(kind)} for name, kind in names.items()},
+    }
+
+
+def fill_page(page: str, blocks: dict[str, str]) -> str:
+    """Returns the page with these texts between its marks.
 
     Raises:
-        ValueError: a kind has no marks, or marks have no kind.
+        ValueError: a text has no marks, or marks have no text.
     """
-    by_name = {results.name_of(kind["cpu"], kind["cores"]): kind for kind in kinds}
     marked = [name for name, _ in BLOCK.findall(page)]
-    if sorted(marked) != sorted(by_name):
+    if sorted(marked) != sorted(blocks):
         raise ValueError(
-            f"expected marks for each kind in benchmarks/results/ ({', '.join(sorted(by_name))}), "
-            f"received marks for {', '.join(sorted(marked))}. The marks of a kind are the lines "
-            f"{BEGIN.format('KIND')} and {END}"
+            f"expected marks for {', '.join(sorted(blocks))}, received marks for "
+            f"{', '.join(sorted(marked)) or 'nothing'}. Marks are the lines "
+            f"{BEGIN.format('KIND')} and {END}, KIND as in benchmarks/results/KIND.json"
         )
-    return BLOCK.sub(
-        lambda match: f"{BEGIN.format(match[1])}\n\n{tables(by_name[match[1]])}\n\n{END}", page
-    )
+    return BLOCK.sub(lambda m: f"{BEGIN.format(m[1])}\n\n{blocks[m[1]]}\n\n{END}", page)
+
+
+def first_page(kind: results.Kind) -> str:
+    """Returns the page of a kind of machine that has none yet."""
+    name = results.name_of(kind["cpu"], kind["cores"])
+    about = "[How figures are measured, and the other kinds](../performance.md)."
+    return f"# {results.headline(kind)}\n\n{about}\n\n{BEGIN.format(name)}\n{END}\n"
+
+
+def pages(kinds: list[results.Kind]) -> dict[Path, str]:
+    """Returns all pages with current tables.
+
+    Raises:
+        ValueError: the marks of a page are not those of its texts.
+    """
+    new = {FOLDER / f"{results.name_of(k['cpu'], k['cores'])}.md": first_page(k) for k in kinds}
+    blocks = texts(kinds)
+    for path in FOLDER.glob("*.md"):
+        blocks.setdefault(path, {})  # a page of a kind without figures has marks without a text
+    filled = {}
+    for path, of_page in blocks.items():
+        page = path.read_text() if path.exists() else new[path]
+        try:
+            filled[path] = fill_page(page, of_page)
+        except ValueError as error:
+            raise ValueError(f"{path.relative_to(machine.ROOT)}: {error}") from error
+    return filled
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser("benchmarks.performance", __doc__, output=None)
     parser.add_argument("--check", action="store_true", help="writes nothing")
     options = parser.parse_args(arguments)
-    page = PAGE.read_text()
     try:
-        current = fill_page(page, results.load_all())
+        current = pages(results.load_all())
     except ValueError as error:
-        print(f"docs/performance.md: {error}", file=sys.stderr)
+        print(error, file=sys.stderr)
         return 1
-    if options.check and current != page:
-        print("docs/performance.md: its tables are out of date: make performance", file=sys.stderr)
-        return 1
-    if current != page:
-        PAGE.write_text(current)
-    return 0
+    old = [p for p, text in current.items() if not p.exists() or p.read_text() != text]
+    for path in old:
+        name = path.relative_to(machine.ROOT)
+        if options.check:
+            print(f"{name}: its tables are out of date: make performance", file=sys.stderr)
+        else:
+            print(f"{name}: written")
+            path.write_text(current[path])
+    return 1 if options.check and old else 0
 
 
 if __name__ == "__main__":

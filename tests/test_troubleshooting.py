@@ -38,6 +38,6 @@ def test_each_error_class_has_a_heading(name: str) -> None:
 @pytest.mark.parametrize("quote", QUOTES)
 def test_quoted_messages_are_those_of_the_code(quote: str) -> None:
     parts = [part.strip() for part in quote.split("…")]
-    missing = [part for part in parts if len(part) >= 7 and part not in SOURCES]
-    assert not missing
+    gaps = [part for part in parts if len(part) >= 7 and part not in SOURCES]
+    assert not gaps
     assert any(len(part) >= 7 for part in parts), "expected a quote that tells messages apart"

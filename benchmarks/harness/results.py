@@ -6,7 +6,7 @@ A kind is a model of processor and a number of cores. Its file in benchmarks/res
 - `runs`: by name, the last run of each benchmark, with its time, commit and versions, what it has
   `tried`, what is `missing`, and its figures, in most runs `rows`. Compare figures of one run only.
 
-The files are part of the repository: `make performance` puts their tables into docs/performance.md.
+The files are part of the repository: `make performance` puts their tables into docs/performance/.
 """
 
 from __future__ import annotations

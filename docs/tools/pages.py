@@ -28,6 +28,13 @@ PAGES = {
 }
 #: Indented command lines and what they print, which have prompts as blocks marked `console` have.
 COMMANDS = re.compile(r"(?<=\n\n)    \$ .*\n(?:    .*\n)*")
+# What the search puts first and last; other pages of the reference have 1.5, all others 1.
+BOOSTS = {
+    "reference/collectives.md": 2,
+    "reference/keras.md": 2,
+    "reference/cost_model.md": 0.5,
+    "changelog.md": 0.5,
+}
 LOADED = re.compile(r'<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="((?:https?:)?//[^"]+)"')
 
 log = logging.getLogger("mkdocs.hooks.pages")  # warnings below `mkdocs` fail a strict build
@@ -52,7 +59,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = page.file.src_uri
     if source == PAGES["README.md"]:
         page.meta["hide"] = ["navigation", "toc"]  # the landing page has links of its own
-    page.meta["search"] = {"boost": 2 if source.startswith("reference/") else 1}
+    usual = 1.5 if source.startswith("reference/") else 1
+    page.meta["search"] = {"boost": BOOSTS.get(source, usual)}
     origin = {uri: document for document, uri in PAGES.items()}.get(source, f"docs/{source}")
 
     def rewrite(match: re.Match[str]) -> str:

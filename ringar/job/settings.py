@@ -75,8 +75,8 @@ OF_USERS = (
     Setting(
         "CALIBRATION", "`auto`, `off`, `again`", "`auto`", "job.calibration",
         "`auto`: what was best on this machine, or is measured now "
-        "([performance](../performance.md#how-it-was-reached)); `off`: the built-in default; "
-        "`again`: measure anew",
+        "([performance](../performance/engine.md#how-it-was-reached)); `off`: the built-in "
+        "default; `again`: measure anew",
     ),
     Setting(
         "COST_MODEL", "file", "", "job.cost_model.parameters",
@@ -107,7 +107,8 @@ OF_USERS = (
     ),
     Setting(
         "INTER_OP_THREADS", "number", "the rank's CPUs", "job.threads",
-        "TensorFlow ops that a rank may run at once ([Threads](../performance.md#threads))",
+        "TensorFlow ops that a rank may run at once "
+        "([Threads](../performance/training.md#threads))",
     ),
     Setting(
         "INTRA_OP_THREADS", "number", "the rank's CPUs", "job.threads",

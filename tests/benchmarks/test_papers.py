@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import papers
 from benchmarks.harness import results
+from benchmarks.harness.processes import JobFailedError
 from tests.plugin.jobs import ROOT
 
 PAGE = (ROOT / "docs" / "papers.md").read_text()
@@ -19,14 +20,14 @@ PAGE = (ROOT / "docs" / "papers.md").read_text()
 def test_commands_of_the_page_exist() -> None:
     modules = set(re.findall(r"python -m (benchmarks[\w.]*)", PAGE))
     assert modules
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
-    assert not missing
+    gaps = [module for module in modules if importlib.util.find_spec(module) is None]
+    assert not gaps
 
 
 def test_the_page_has_the_commands_of_make_papers() -> None:
     modules = {line.split()[0] for line in papers.COMMANDS.values()}
-    missing = [module for module in modules if f"`python -m {module}" not in PAGE]
-    assert not missing
+    gaps = [module for module in modules if f"`python -m {module}" not in PAGE]
+    assert not gaps
 
 
 def test_all_commands_end_within_an_hour() -> None:
@@ -65,4 +66,4 @@ def test_faults_are_named(
 
 
 def fails(command: list[str], *, deadline: float) -> str:
-    raise papers.JobFailedError(f"no end after {deadline:.0f} s", "the words of the job")
+    raise JobFailedError(f"no end after {deadline:.0f} s", "the words of the job")

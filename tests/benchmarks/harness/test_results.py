@@ -117,20 +117,60 @@ def test_targets_are_printed_with_the_processor(
     assert "0.5x" in printed
 
 
-def test_the_page_has_the_tables_of_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"peer": "ringar_engine", "bytes": 4 * KIB, "seconds": 1e-6},
+@pytest.fixture
+def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a documentation with empty marks, and a machine that was measured."""
+    rows = [{"peer": "ringar_engine", "bytes": 4 * KIB, "seconds": 1e-6, "min": 9e-7, "max": 2e-6},
+            {"peer": "openmpi", "bytes": 4 * KIB, "seconds": 3e-6},
             {"peer": "intelmpi", "bytes": 4 * KIB, "seconds": 2e-6}]  # fmt: skip
     results.record("allreduce-2-ranks", MACHINE, {"tried": {}, "rows": rows, "missing": {}})
-    marks = f"{performance.BEGIN.format('maker-9.5-ghz-2-cores')}\nold\n{performance.END}"
-    page = performance.fill_page(f"before\n{marks}\nafter", results.load_all())
-    assert page.startswith("before\n")
-    assert page.endswith("\nafter")
-    assert "old" not in page
+    (tmp_path / "performance").mkdir()
+    for name, path in (("README", "README.md"), ("PAGE", "performance.md")):
+        page = tmp_path / path
+        page.write_text(f"before\n{performance.BEGIN.format('all')}\nold\n{performance.END}\nafter")
+        monkeypatch.setattr(performance, name, page)
+    monkeypatch.setattr(performance, "FOLDER", tmp_path / "performance")
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_pages_have_the_tables_of_every_kind(page_folder: Path) -> None:
+    assert performance.main(["--check"]) == 1
+    assert performance.main([]) == 0
+    assert performance.main(["--check"]) == 0
+    cells = "**1 us** (0.9 us to 2 us); Open MPI 3 us"
+    row = f"2 cores](docs/performance/maker-9.5-ghz-2-cores.md) | {cells}"
+    readme = (page_folder / "README.md").read_text()
+    assert row in readme
+    assert readme.startswith("before\n")
+    assert readme.endswith("\nafter")
+    assert "old" not in readme
+    assert row.replace("docs/", "") in (page_folder / "performance.md").read_text()
+    page = (page_folder / "performance" / "maker-9.5-ghz-2-cores.md").read_text()
+    assert page.startswith("# Maker(R) Processor 9.5 GHz, 2 cores\n")
     assert "2026-01-02, commit c, TensorFlow 2.21.0" in page
     assert "| 4 KiB" in page
-    assert performance.fill_page(page, results.load_all()) == page
-    with pytest.raises(ValueError, match="expected marks for each kind"):
-        performance.fill_page("no marks", results.load_all())
+
+
+def test_words_around_the_tables_stay(page_folder: Path) -> None:
+    assert performance.main([]) == 0
+    page = page_folder / "performance" / "maker-9.5-ghz-2-cores.md"
+    page.write_text(page.read_text().replace("1 us", "7 us") + "What bounds it.\n")
+    assert performance.main(["--check"]) == 1
+    assert performance.main([]) == 0
+    assert "7 us" not in page.read_text()
+    assert page.read_text().endswith("What bounds it.\n")
+
+
+def test_marks_without_figures_are_named(
+    page_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = page_folder / "performance" / "other-4-cores.md"
+    page.write_text(f"{performance.BEGIN.format('other-4-cores')}\n{performance.END}\n")
+    assert performance.main([]) == 1
+    error = capsys.readouterr().err
+    assert "performance/other-4-cores.md: expected" in error
+    assert "received marks for other-4-cores" in error
 
 
 def test_recorded_files_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

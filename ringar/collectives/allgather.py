@@ -34,6 +34,15 @@ def allgather(
 
     Raises:
         RingarError: as `ringar.allreduce`.
+
+    Examples:
+        What rank 0 of two sees:
+
+        >>> rows = np.full((ringar.rank() + 1, 2), ringar.rank())  # one row, and two on rank 1
+        >>> ringar.allgather(rows)
+        array([[0, 0],
+               [1, 1],
+               [1, 1]])
     """
     return grouped_allgather([tensor], name=name, process_set=process_set)[0]
 
@@ -42,7 +51,14 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[ArrayT], *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[ArrayT]:
-    """All-gather many tensors at once; see `ringar.allgather`."""
+    """All-gather many tensors at once; see `ringar.allgather`.
+
+    Examples:
+        What rank 0 of two sees:
+
+        >>> ringar.grouped_allgather([np.array([ringar.rank()]), np.array([True])])
+        [array([0, 1]), array([ True,  True])]
+    """
     values = values_of(tensors, "allgather")
     if not values:
         return []

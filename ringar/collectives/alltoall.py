@@ -81,6 +81,15 @@ def alltoall(
     Raises:
         RingarError: as `ringar.allreduce`.
         MismatchError: also for splits that do not add up, on all ranks.
+
+    Examples:
+        What rank 0 of two sees:
+
+        >>> rows = np.arange(4) + 10 * ringar.rank()
+        >>> ringar.alltoall(rows)
+        array([ 0,  1, 10, 11])
+        >>> ringar.alltoall(rows, splits=[1, 3])
+        (array([ 0, 10]), array([1, 1]))
     """
     call, ranks = calls.begin("alltoall", process_set, name)
     (value,) = values_of([tensor], "alltoall")

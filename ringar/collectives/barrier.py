@@ -23,6 +23,15 @@ def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -
     Raises:
         RingarError: as `ringar.allreduce`.
         UnsupportedError: in a graph of TensorFlow 1, whose sessions run what they fetch.
+
+    Examples:
+        All ranks read a file that rank 0 has written:
+
+        >>> if ringar.rank() == 0:
+        ...     np.save("rows.npy", np.arange(3))
+        >>> ringar.barrier()
+        >>> np.load("rows.npy")
+        array([0, 1, 2])
     """
     call, _ = calls.begin("barrier", process_set, name)
     order.check_session_graph(call, has_result=False)

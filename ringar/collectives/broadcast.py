@@ -50,6 +50,12 @@ def broadcast(
         RingarError: as `ringar.allreduce`.
         MismatchError: also for a root out of range.
         ValueError: the root is not in the process set.
+
+    Examples:
+        What rank 0 of two sees:
+
+        >>> ringar.broadcast(np.array([ringar.rank(), 7]), root_rank=1)
+        array([1, 7])
     """
     return grouped_broadcast([tensor], root_rank, name=name, process_set=process_set)[0]
 
@@ -62,7 +68,14 @@ def grouped_broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[ArrayT]:
-    """Broadcast many tensors at once; see `ringar.broadcast`."""
+    """Broadcast many tensors at once; see `ringar.broadcast`.
+
+    Examples:
+        What rank 0 of two sees:
+
+        >>> ringar.grouped_broadcast([np.array([ringar.rank()]), np.zeros(2)], root_rank=1)
+        [array([1]), array([0., 0.])]
+    """
     values = values_of(tensors, "broadcast")
     if not values:
         return []
@@ -117,6 +130,14 @@ def broadcast_variables(
     Raises:
         RingarError: as `ringar.broadcast`.
         UnsupportedError: in a graph of TensorFlow 1.
+
+    Examples:
+        What rank 0 of two sees:
+
+        >>> kernel = tf.Variable([float(ringar.rank())])
+        >>> ringar.broadcast_variables([kernel], root_rank=1)
+        >>> kernel.numpy()
+        array([1.], dtype=float32)
     """
     order.check_session_graph(Call("broadcast", name=_OF_VARIABLES), has_result=False)
     targets = list(variables)

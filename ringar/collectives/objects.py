@@ -33,6 +33,12 @@ def broadcast_object(
 
     Returns:
         The root's object itself on the root, and a copy on the others.
+
+    Examples:
+        What rank 0 of two sees:
+
+        >>> ringar.broadcast_object({"rate": 0.1} if ringar.rank() == 0 else None)
+        {'rate': 0.1}
     """
     where: dict[str, Any] = {
         "root_rank": root_rank,
@@ -59,6 +65,12 @@ def allgather_object(
 
     Returns:
         The objects of all ranks, in the order of the ranks.
+
+    Examples:
+        What rank 0 of two sees:
+
+        >>> ringar.allgather_object(f"rank {ringar.rank()}")
+        ['rank 0', 'rank 1']
     """
     call, _ = calls.begin("allgather", process_set, name or "allgather_object")
     data = np.frombuffer(pickle.dumps(obj), np.uint8)

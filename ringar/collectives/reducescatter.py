@@ -42,6 +42,12 @@ def reducescatter(
     The gradient is that of the sum of all ranks' losses: a rank gets, for each row, the upstream
     gradient of the rank that keeps the row, divided by the number of ranks for Average. For Sum,
     Horovod multiplies it by the number of ranks.
+
+    Examples:
+        What rank 0 of two sees:
+
+        >>> ringar.reducescatter(np.arange(5), ringar.Sum)  # rank 1 gets array([6, 8])
+        array([0, 2, 4])
     """
     options = (compression, prescale_factor, postscale_factor, name, process_set)
     return reduce("reducescatter", [tensor], op, *options)[0]
@@ -58,7 +64,14 @@ def grouped_reducescatter(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[GradientT]:
-    """Reduce-scatter many tensors at once; see `ringar.reducescatter`."""
+    """Reduce-scatter many tensors at once; see `ringar.reducescatter`.
+
+    Examples:
+        What rank 0 of two sees:
+
+        >>> ringar.grouped_reducescatter([np.arange(4), np.ones(2)], ringar.Sum)
+        [array([0, 2]), array([2.])]
+    """
     options = (compression, prescale_factor, postscale_factor, name, process_set)
     return reduce("reducescatter", tensors, op, *options)
 

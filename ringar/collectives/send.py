@@ -54,15 +54,16 @@ def send(
 
     Messages have no gradient: the receiver computes with the tensors, in another process.
 
-    Example:
-    ```python
-    if ringar.rank() == 0:
-        ringar.send([maps, labels], to=1)
-    if ringar.rank() == 1:
-        maps, labels = ringar.recv(
-            [tf.TensorSpec([None, 28, 28], tf.float32), tf.TensorSpec([None], tf.int64)], source=0
-        )
-    ```
+    Examples:
+        Rank 1 sends two tensors, and rank 0 receives them:
+
+        >>> if ringar.rank() == 1:
+        ...     ringar.send([tf.ones([2, 28, 28]), tf.constant([7, 8])], to=0)
+        >>> specs = [tf.TensorSpec([None, 28, 28], tf.float32), tf.TensorSpec([None], tf.int32)]
+        >>> if ringar.rank() == 0:
+        ...     maps, labels = ringar.recv(specs, source=1)
+        ...     print(maps.shape, labels.numpy())
+        (2, 28, 28) [7 8]
     """
     call = message.begin("send", "to", to, process_set, name, tag)
     values = values_of(tensors if isinstance(tensors, (list, tuple)) else [tensors], "send")

@@ -54,11 +54,13 @@ def adapt(
         ValueError: if both `process_set` and `grid` are given.
         TypeError: if `layer` has no `adapt`.
 
-    Example:
-    ```python
-    normalization = keras.layers.Normalization()
-    ringar.data.adapt(normalization, ringar.data.shard(x))
-    ```
+    Examples:
+        Each of two ranks has two of four rows:
+
+        >>> layer = keras.layers.Normalization()
+        >>> ringar.data.adapt(layer, ringar.data.shard(np.array([[0.0], [2.0], [4.0], [6.0]])))
+        >>> layer.mean.numpy()
+        array([[3.]], dtype=float32)
     """
     if not callable(getattr(layer, "adapt", None)):
         raise TypeError(f"`layer` must have a method `adapt`. Received: {type(layer).__name__}")

@@ -59,11 +59,18 @@ def shard(
             number of rows, or if this rank is not in `process_set`.
         TypeError: if `data` is of another type, or has components that cannot be cut.
 
-    Example:
-    ```python
-    model.fit(ringar.data.shard(dataset).batch(32))
-    x, y = ringar.data.shard((x, y))
-    ```
+    Examples:
+        What rank 0 of two gets:
+
+        >>> x, y = ringar.data.shard((np.arange(5), np.arange(5) > 2))
+        >>> x
+        array([0, 2, 4])
+        >>> dataset = tf.data.Dataset.range(6)
+        >>> list(ringar.data.shard(dataset).batch(2).as_numpy_iterator())
+        [array([0, 2]), array([4])]
+        >>> parts = ringar.data.shard(dataset.batch(4), split_batches=True)
+        >>> list(parts.as_numpy_iterator())
+        [array([0, 1]), array([4])]
 
     Shard a `tf.data.Dataset` before expensive transformations, so that a rank computes its own
     share only. `shard` does so by itself where the result is provably the same: it moves below

@@ -22,6 +22,13 @@ class ProcessSet:
         process_set_id: the number of the set; None before `ringar.add_process_set`.
 
     Use a set after `ringar.add_process_set`.
+
+    Examples:
+        On rank 0 of two:
+
+        >>> second = ringar.ProcessSet([1])
+        >>> second.size(), second.rank(), second.included()
+        (1, -1, False)
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -106,6 +113,17 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         ValueError: the set is empty, has a rank twice or one outside the job, or was added before.
         MismatchError: on all ranks, if they do not all add the same set, or one of them has no
             memory for it; and on the others, if one raises a ValueError.
+
+    Examples:
+        Rank 0 of two gathers numbers of its own set, and then of all ranks:
+
+        >>> first = ringar.add_process_set([0])
+        >>> if first.included():
+        ...     ringar.allgather(np.array([ringar.rank()]), process_set=first)
+        array([0])
+        >>> ringar.allgather(np.array([ringar.rank()]))
+        array([0, 1])
+        >>> ringar.remove_process_set(first)
     """
     place.require("ringar.add_process_set()")
     if not isinstance(process_set, ProcessSet):
@@ -145,6 +163,12 @@ def remove_process_set(process_set: ProcessSet) -> None:
 
     Raises:
         ValueError: the set was not added, or is the set of all ranks.
+
+    Examples:
+        >>> everyone = ringar.add_process_set(range(ringar.size()))
+        >>> ringar.remove_process_set(everyone)
+        >>> everyone.process_set_id is None
+        True
     """
     place.require("ringar.remove_process_set()")
     if not process_set.process_set_id:

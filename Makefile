@@ -1,6 +1,6 @@
 # ringar from a bare checkout. Needs Python >= 3.10, g++ and make; everything else comes by pip.
 #
-#   make demo         install, build, train on two ranks, print the result
+#   make demo         install what users install, train on two ranks, print the result
 #   make test         the tests: plain, then on 2, 3 and 4 ranks
 #   make test-long    what the others leave out: slow tests, rare variants on every number of ranks
 #   make chaos        a thousand jobs with faults, some hours (CHAOS="--seed 7 --count 60" for others)
@@ -17,6 +17,7 @@
 #   make bench        every benchmark that fits into a quarter of an hour, with a report
 #   make bench-targets  what the targets need, and the targets beside it
 #   make performance  the tables of docs/performance.md, from benchmarks/results
+#   make papers       small forms of the benchmarks of docs/papers.md, within an hour
 #   make bench-gpu    collectives on the NVIDIA GPUs that there are
 #   make bench-hosts  several hosts on this machine, behind slow links (needs root and iproute2)
 #   make wheel        dist/ringar-<version>-py3-none-manylinux_2_27_<machine>.whl, and the source archive
@@ -29,7 +30,9 @@ PYTHON ?= python3
 RANKS ?= 2 3 4
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Stamps of what is installed: all packages of development, or what users have.
 STAMP := $(VENV)/.ringar-installed
+USER_STAMP := $(VENV)/.ringar-installed-for-users
 LIBRARY := ringar/libringar.so
 SOURCES := $(shell find tf_ops -type f)
 # What a wheel is made of, and the wheels, of this machine and of another one.
@@ -61,7 +64,7 @@ PYTEST = $(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: all demo test test-plain test-ranks test-long chaos test-native test-native-aarch64 test-gpu gpu-report test-clusters \
-  test-matrix check-wheels lint docs rooms performance format bench bench-targets bench-gpu \
+  test-matrix check-wheels lint docs rooms performance format bench bench-targets papers bench-gpu \
   bench-hosts wheel wheel-aarch64 clean distclean
 .DELETE_ON_ERROR:
 
@@ -79,11 +82,17 @@ $(STAMP): pyproject.toml setup.py | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[tensorflow,test,build,lint,docs]'
 	@touch $@
 
+# Build isolation brings CMake and ninja; the library is built in place.
+$(USER_STAMP): pyproject.toml setup.py $(SOURCES) ringar/version.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[tensorflow,examples]'
+	@touch $@
+
 $(LIBRARY): $(SOURCES) ringar/version.py $(STAMP)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
-demo: $(LIBRARY)
+# With the packages of development where they are, and without them otherwise.
+demo: $(if $(wildcard $(STAMP)),$(LIBRARY),$(USER_STAMP))
 	$(LIMIT) 900 $(BIN)/ringarrun -np 2 --no-prefix $(BIN)/python examples/digits.py
 
 test: test-plain test-ranks
@@ -253,6 +262,11 @@ bench: $(LIBRARY)
 bench-targets: $(LIBRARY)
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
 	$(LIMIT) 1800 $(BIN)/python -m benchmarks --targets
+
+# Each of them for five minutes at most.
+papers: $(LIBRARY)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
+	$(LIMIT) 3600 $(BIN)/python -m benchmarks.papers
 
 # Some minutes, on as many ranks as there are GPUs.
 bench-gpu: $(LIBRARY)

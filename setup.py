@@ -22,14 +22,20 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from setuptools import Extension, find_packages, setup
-from setuptools.command.bdist_wheel import bdist_wheel
-from setuptools.command.build_ext import build_ext
-from setuptools.errors import CompileError, PlatformError
+try:
+    from setuptools import Extension, find_packages, setup
+    from setuptools.command.bdist_wheel import bdist_wheel
+    from setuptools.command.build_ext import build_ext
+    from setuptools.errors import CompileError, PlatformError
+except ModuleNotFoundError as error:  # new environments have an old one, or none
+    raise SystemExit(
+        f"ringar: expected setuptools 77 or later, received none ({error}); run: "
+        "pip install 'setuptools>=77,<83' cmake ninja"
+    ) from None
 
 ROOT = Path(__file__).resolve().parent
 # CMake's targets; `ringar` becomes ringar/libringar.so.
-TARGETS = ("ringar", "ringar_openmpi", "ringar_mpich")
+TARGETS = ("ringar", "ringar_tensorflow", "ringar_openmpi", "ringar_mpich")
 # The oldest glibc that a wheel is meant for: that of TensorFlow's own wheels.
 OLDEST_GLIBC = (2, 27)
 

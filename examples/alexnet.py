@@ -17,6 +17,8 @@ Krizhevsky, Sutskever and Hinton, "ImageNet classification with deep convolution
 
 FOLDER has one folder of images per class. `alexnet` and `small_alexnet`, which is for images of a
 few pixels, can be imported.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples]'` in the checkout.
 """
 
 from __future__ import annotations

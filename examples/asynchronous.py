@@ -6,6 +6,8 @@
 Each method trains the same net from the same weights, on the same images. The table has the part
 of the test images that the net of rank 0 classifies rightly in the end. docs/asynchronous.md tells
 when to take which.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples]'` in the checkout.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ also learns to predict what the nets of the other groups predict, from copies of
 many steps old. The table compares them with groups that train independently, from the same weights
 and on the same images: how many test images the nets classify rightly, and of how many images the
 nets of two groups say different things.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples]'` in the checkout.
 """
 
 from __future__ import annotations

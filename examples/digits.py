@@ -4,14 +4,18 @@
     ringarrun -np 4 python examples/digits.py --data cifar10 --epochs 10
 
 The lines with `ringar` in `main` make it run on several ranks. The rest is plain Keras, and a stop
-watch for the table at the end. scikit-learn brings its digits (1,797 images of 8 x 8); Keras
+watch for the table at the end. The digits are scikit-learn's (1,797 images of 8 x 8); Keras
 downloads the data of `--data mnist` and `--data cifar10`.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples]'` in the checkout.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -29,7 +33,7 @@ def main() -> None:
     train, test = load(options.data)
 
     # For the table only: rank 0 trains alone, with plain Keras, while the others wait.
-    single = images_per_second_of_one_rank(train, options)
+    single, single_load = speed_of_one_rank(train, options)
 
     x, y = ringar.data.shard(train)
     model = make_model(x.shape[1:])
@@ -43,6 +47,7 @@ def main() -> None:
         _, accuracy = model.evaluate(*test, verbose=0)
         together = watch.images_per_second(len(x), options.batch_size) * ringar.size()
         print_table(together, single, accuracy)
+        print_load(max(single_load, watch.load()))
 
 
 def make_model(shape: tuple[int, ...]) -> keras.Model:
@@ -91,24 +96,41 @@ class StopWatch(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.seconds: list[float] = []
+        self.foreign: list[float] = []
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Start the watch."""
         if batch == 1:
             self._start = time.perf_counter()
+            self._foreign = foreign_seconds()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Stop the watch."""
         self.seconds.append(time.perf_counter() - self._start)
+        self.foreign.append(foreign_seconds() - self._foreign)
 
     def images_per_second(self, images: int, batch_size: int) -> float:
         """Return the speed of this rank in the median epoch, which had `images`."""
         return (images - batch_size) / float(np.median(self.seconds))
 
+    def load(self) -> float:
+        """Return the part of this rank's cores that other programs have taken."""
+        cores = len(os.sched_getaffinity(0))
+        return sum(self.foreign) / sum(self.seconds) / cores
 
-def images_per_second_of_one_rank(train: Images, options: argparse.Namespace) -> float:
-    """Return the speed of rank 0 alone, with its threads and batch size in the job."""
-    speed = 0.0
+
+def foreign_seconds() -> float:
+    """Return the seconds that this rank's cores have worked for other processes."""
+    names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    # User, nice, system, idle, waiting, interrupts (two), and those of other virtual machines.
+    ticks = sum(int(row[i]) for row in rows if row[0] in names for i in (1, 2, 3, 6, 7, 8))
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def speed_of_one_rank(train: Images, options: argparse.Namespace) -> tuple[float, float]:
+    """Return the speed and the load of rank 0 alone, with its threads and batch size in the job."""
+    measured = (0.0, 0.0)
     if ringar.rank() == 0:
         images = min(len(train[0]) // ringar.size(), 64 * options.batch_size)
         x, y = (array[:images] for array in train)
@@ -120,22 +142,37 @@ def images_per_second_of_one_rank(train: Images, options: argparse.Namespace) ->
         print("Rank 0 alone, to compare with:")
         model.fit(x, y, options.batch_size, epochs=4, callbacks=[watch])
         print("All ranks together:")
-        speed = watch.images_per_second(images, options.batch_size)
-    return float(ringar.broadcast_object(speed))
+        measured = (watch.images_per_second(images, options.batch_size), watch.load())
+    return ringar.broadcast_object(measured)
 
 
 def print_table(together: float, single: float, accuracy: float) -> None:
-    """Print the speed and the accuracy of the job, and the speed of one rank."""
+    """Print the speed of one rank, of all and of the ideal, and the accuracy."""
     ranks = ringar.size()
-    print()
-    print("| ranks | images/s | accuracy | images/s, one rank | against one rank |")
-    print("|------:|---------:|---------:|-------------------:|-----------------:|")
-    print(f"| {ranks:5} | {together:8,.0f} | {accuracy:8.2%} | {single:18,.0f} |", end="")
-    print(f" {together / single:15.2f}x |")
+    ideal = ranks * single
+    rows = [
+        ("rank 0 alone, plain Keras", single),
+        (f"all ranks together: {ranks}", together),
+        (f"ideal: {ranks} times rank 0 alone", ideal),
+    ]
+    print(f"\n| {'':34} | images/s | of ideal |")
+    print(f"|{'-' * 36}|---------:|---------:|")
+    for name, speed in rows:
+        print(f"| {name:34} | {speed:8,.0f} | {speed / ideal:8.0%} |")
+    print(f"\nAccuracy on images that no rank has trained with: {accuracy:.2%}")
+    threads = ringar.threads.intra_op_threads() or "all"
     print(
-        "One rank: rank 0 alone with plain Keras, with the same batch size and threads "
-        f"({ringar.threads.intra_op_threads() or 'all'}) as in the job."
+        f"Alone and together, a rank has the same batch size, and threads for its layers: {threads}"
     )
+
+
+def print_load(load: float) -> None:
+    """Say so if other processes have taken the cores, for the speeds are then those of less."""
+    if load > 0.1:
+        print(
+            f"Cores were busy: other processes took {load:.0%} of those of rank 0. The speeds are "
+            "higher on a machine without other work, and where ranks share no cores."
+        )
 
 
 def parse() -> argparse.Namespace:

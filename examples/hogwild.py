@@ -9,7 +9,9 @@ binary features, 64 of them not zero: each has a weight for every class, and the
 64 rows is its logits. This is the kind of problem for which Niu et al. have made Hogwild! (2011):
 a step with one image changes 64 rows of the table, and ranks do not wait for each other.
 
-scikit-learn brings its digits: 1,797 images of 8 x 8.
+The digits are scikit-learn's: 1,797 images of 8 x 8.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples]'` in the checkout.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
 With `fit` two batches add up their gradients before the ranks reduce them. `--tape` trains by a
 loop of its own with a gradient tape, and broadcasts after the first step. scikit-learn brings the
 digits (1,797 images of 8 x 8). Horovod's users choose their data by `shard`, as here.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples]'` in the checkout.
 """
 
 from __future__ import annotations

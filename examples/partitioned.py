@@ -8,6 +8,8 @@ has a part of the images and of the layers' units. Here each rank is given its s
 scikit-learn's digits, enlarged to 32 x 32 pixels, and no rank ever has a whole image. Before each
 layer the ranks exchange the rows and columns within the kernels' reach. The table tells how many
 bytes that took, and the net of one process, made of the ranks' parts, classifies the test images.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples]'` in the checkout.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ scheduler finds independent.
 
 The factorization sees four in five pixels of scikit-learn's 1,797 images of digits, and fills in
 the others. Ranks descend on blocks of the matrix that share no image and no pixel.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples]'` in the checkout.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ each stage and number of ranks, and how much memory this rank's slots have taken
 
 The third command trains 118 million parameters, 1.9 GB with Adam, on ranks that may take 2 GB each,
 gradients and activations included: with `--shard none` they run out of memory.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples]'` in the checkout.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
 The steps are those of an estimator. Spark prepares the rows, and writes them to a folder that all
 hosts share (JSON here; Parquet where ranks have pyarrow). Ranks read their shares and train a model
 of Keras. Spark's own workers then predict the class of each row of the test data.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples,spark]'` in the checkout.
 """
 
 from __future__ import annotations

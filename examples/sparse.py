@@ -7,6 +7,8 @@ A dense net is trained on rank 0. Of each layer only the largest weights are kep
 zero for good (Han, Pool, Tran and Dally, "Learning both weights and connections for efficient
 neural networks", 2015). The neurons of the sparse net are placed on the ranks, each of which
 trains the weights of its own. The table shows what three placements send, then the accuracy.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples,sparse]'` in the checkout.
 """
 
 from __future__ import annotations

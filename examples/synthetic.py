@@ -11,7 +11,9 @@ that is itself built on a prediction. With `--synthesizer zero` lower modules ge
 `--synthesizer true` they wait for the true one. With `--slow-rank` the last rank sleeps for a
 second in each epoch; rank 0 prints how far ahead of it the others went.
 
-scikit-learn brings its digits: 1,797 images of 8 x 8.
+The digits are scikit-learn's: 1,797 images of 8 x 8.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples]'` in the checkout.
 """
 
 from __future__ import annotations

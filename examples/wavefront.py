@@ -8,6 +8,8 @@ Each digit is a sequence of 64 pixels. On two ranks the first has the two lower 
 their states in chunks of steps to the second, which begins with the first chunk while the lower
 layers are at the next. Both ranks run this script on the same data, and get the same losses as one
 process. scikit-learn's digits need no download.
+
+Needs scikit-learn: `pip install --editable '.[tensorflow,examples]'` in the checkout.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ class Hook:
             replacement, which calls the original with the same arguments.
         since: the first Keras that has the attribute, or the first TensorFlow.
         is_public: whether Keras or TensorFlow documents the attribute.
+        is_needed: whether the feature is refused where the attribute is missing.
     """
 
     owner: str
@@ -40,6 +41,7 @@ class Hook:
     wrapper: str
     since: str = "Keras 3.0"
     is_public: bool = True
+    is_needed: bool = True
 
 
 _MODEL, _SCALED = "keras.Model", "keras.optimizers.LossScaleOptimizer"
@@ -58,6 +60,17 @@ TABLE: dict[str, tuple[Hook, ...]] = {
             "ringar.keras.loss_parts:noting_parts", is_public=False,
         ),
         Hook("keras.losses.Loss", "__call__", "ringar.keras.losses:of_all_ranks"),
+        *(
+            Hook(
+                f"keras.src.trainers.data_adapters.{adapter}", "get_tf_dataset",
+                "ringar.data.untuned:leaving_untuned", is_public=False, is_needed=False,
+            )
+            for adapter in (
+                "array_data_adapter.ArrayDataAdapter",
+                "generator_data_adapter.GeneratorDataAdapter",
+                "py_dataset_adapter.PyDatasetAdapter",
+            )
+        ),
     ),
     "callbacks of several ranks": (
         Hook(_MODEL, "fit", "ringar.keras.fitting:handing_over"),
@@ -113,12 +126,6 @@ TABLE: dict[str, tuple[Hook, ...]] = {
         Hook(_MODEL, "evaluate", "ringar.data.marks:watching"),
         Hook(_MODEL, "predict", "ringar.data.marks:watching"),
     ),
-    "untuned pipelines of elastic jobs": (
-        Hook(
-            "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter",
-            "get_tf_dataset", "ringar.elastic.untuned:leaving_untuned", is_public=False,
-        ),
-    ),
 }  # fmt: skip
 
 _installed: set[str] = set()
@@ -135,10 +142,13 @@ def install(feature: str) -> None:
     """
     if feature in _installed:
         return
-    if lacking := list(_gaps(feature)):
+    all_gaps = list(_gaps(feature))
+    if lacking := [hook for hook in all_gaps if hook.is_needed]:
         raise UnsupportedError(f"{feature} cannot work here: {_versions()} {_list(lacking)}")
     _installed.add(feature)
     for hook in TABLE[feature]:
+        if hook in all_gaps:
+            continue
         owner = _object(hook.owner)
         original = getattr(owner, hook.attribute)
         module, _, function = hook.wrapper.partition(":")
@@ -148,7 +158,7 @@ def install(feature: str) -> None:
 
 def gaps() -> dict[str, list[Hook]]:
     """Return the attributes that the installed versions lack, by feature, if there are any."""
-    lacks = {feature: list(_gaps(feature)) for feature in TABLE}
+    lacks = {feature: [hook for hook in _gaps(feature) if hook.is_needed] for feature in TABLE}
     return {feature: hooks for feature, hooks in lacks.items() if hooks}
 
 

@@ -13,4 +13,5 @@ pytest_plugins = [
     "tests.plugin.deadline",
     "tests.plugin.fixtures",
     "tests.plugin.ranks",
+    "tests.plugin.wheels",
 ]

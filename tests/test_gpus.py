@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ringar.job import gpus, nvidia
+from ringar.job import gpus, nvidia, tensorflow
 from tests.plugin import run_job
 
 pytestmark = pytest.mark.ranks(1)
@@ -51,7 +52,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     for number in range(4):
         (tmp_path / f"gpus/{number}").mkdir(parents=True)
     config = four()
-    monkeypatch.setattr(gpus, "_tensorflow_config", lambda: config)
+    monkeypatch.setattr(tensorflow, "is_loaded", lambda: True)
+    monkeypatch.setattr(tensorflow, "load", lambda: SimpleNamespace(config=config))
     return config
 
 
@@ -85,14 +87,14 @@ def test_those_that_the_program_has_chosen(config: Config) -> None:
 def test_tensorflow_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, config: Config, local_size: int, environ: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(gpus, "_tensorflow_config", None)
+    monkeypatch.setattr(tensorflow, "load", None)
     gpus.configure(0, 0, local_size, environ)
 
 
 def test_tensorflow_is_not_asked_without_a_driver(
     monkeypatch: pytest.MonkeyPatch, config: Config, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gpus, "_tensorflow_config", None)
+    monkeypatch.setattr(tensorflow, "load", None)
     monkeypatch.setattr(nvidia, "_DRIVER", tmp_path / "none")
     monkeypatch.setattr(nvidia, "_DEVICES", tmp_path / "none")
     gpus.configure(0, 0, 2, {"CUDA_VISIBLE_DEVICES": "0,1"})
@@ -106,6 +108,33 @@ def test_what_tensorflow_itself_does_not_see(
     gpus.configure(1, 1, 2, {})
     assert not config.shown
     assert capsys.readouterr().err == ""
+
+
+PARTS = {"CUDA_VISIBLE_DEVICES": "MIG-1a,MIG-2b,MIG-3c"}
+
+
+def test_one_part_of_a_gpu_of_which_cuda_shows_only_the_first(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    config.gpus = config.gpus[:1]
+    environ = dict(PARTS)
+    with caplog.at_level("INFO"):
+        gpus.configure(5, 1, 3, environ)
+    assert environ == {"CUDA_VISIBLE_DEVICES": "MIG-2b"}
+    (message,) = caplog.messages
+    assert message.startswith("uses GPU MIG-2b, one of 3; ")
+
+
+def test_a_part_cannot_be_chosen_any_more(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fd").mkdir()
+    (tmp_path / "fd/4").symlink_to("/dev/nvidiactl")
+    monkeypatch.setattr(nvidia, "_OPEN_FILES", tmp_path / "fd")
+    environ = dict(PARTS)
+    with pytest.warns(UserWarning, match=r"rank 5 \| a GPU was in use .* first of 3 parts"):
+        gpus.configure(5, 1, 3, environ)
+    assert environ == PARTS
 
 
 def test_tensorflow_was_in_use_before(config: Config) -> None:

@@ -25,8 +25,8 @@ SOURCES = [
     *["setup.py", "pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "LICENSE"],
     *["ringar", "launchers", "tf_ops"],
 ]
-# The engine, and the link for each of MPI's binary interfaces.
-LIBRARIES = [f"ringar/libringar{link}.so" for link in ("", "_openmpi", "_mpich")]
+# The engine, what TensorFlow opens, and the link for each of MPI's binary interfaces.
+LIBRARIES = [f"ringar/libringar{link}.so" for link in ("", "_tensorflow", "_openmpi", "_mpich")]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_wheel_needs_only_small_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(f"ringar-{VERSION}.dist-info/METADATA").decode()
     requirements = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
-    assert sorted(requirements) == ["cloudpickle", "lazy_loader", "ml_dtypes", "numpy"]
+    assert sorted(requirements) == ["cloudpickle", "lazy_loader", "ml_dtypes", "numpy", "wrapt"]
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
@@ -114,7 +114,8 @@ def test_libraries_need_neither_tensorflow_nor_mpi_nor_python(
     wheel: Path, tmp_path: Path, name: str
 ) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        library = archive.extract(name, tmp_path)
+        archive.extractall(tmp_path, LIBRARIES)
+    library = str(tmp_path / name)
     source = f"import ctypes; lib = ctypes.CDLL({library!r}, mode={os.RTLD_NOW})\n"
     source += "print(open('/proc/self/maps').read())"
     result = python("-I", "-c", source)
@@ -182,6 +183,18 @@ def test_an_error_in_the_sources_ends_the_build(checkout: Path, tmp_path: Path) 
     assert "building the native library failed" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (broken / "ringar" / "libringar.so").exists()
+
+
+def test_an_old_setuptools_is_named_in_the_error(checkout: Path, tmp_path: Path) -> None:
+    old = tmp_path / "setuptools" / "__init__.py"
+    old.parent.mkdir()
+    old.write_text("Extension = find_packages = setup = None\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = python("setup.py", "build_ext", "--inplace", env=environment, cwd=checkout)
+    assert result.returncode == 1
+    assert "expected setuptools 77 or later" in result.stderr
+    assert "pip install 'setuptools>=77,<83' cmake ninja" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_importing_ringar_and_its_launchers_imports_no_tensorflow() -> None:

@@ -6,7 +6,6 @@ from TensorFlow's would crash, or worse; the compiler finds it when it sees both
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -14,17 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests import compiler
+from tests.elf import exports
 from tests.plugin.jobs import ROOT
 
 HEADER = ROOT / "tf_ops" / "kernels" / "tf_c_api.h"
 TENSORFLOW_HEADERS = ["c_api", "kernels", "ops", "tf_datatype", "tf_status", "tf_tensor"]
-
-
-def tensorflow_include() -> Path:
-    spec = importlib.util.find_spec("tensorflow")  # found, not imported: that would take seconds
-    if spec is None or spec.origin is None:
-        pytest.skip("TensorFlow is not installed")
-    return Path(spec.origin).parent / "include"
+LIBRARIES = ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2")
 
 
 def compile_source(source: str, folder: Path, include: Path) -> subprocess.CompletedProcess[str]:
@@ -53,10 +47,17 @@ def enumerators() -> str:
     return "\n".join(f"static_assert({name} == {value});" for name, value in pairs)
 
 
-def test_declarations_agree_with_tensorflow(tmp_path: Path) -> None:
+def test_declarations_agree_with_tensorflow(tensorflow_folder: Path, tmp_path: Path) -> None:
     program = source(f'#include "kernels/tf_c_api.h"\n{enumerators()}')
-    result = compile_source(program, tmp_path, tensorflow_include())
+    result = compile_source(program, tmp_path, tensorflow_folder / "include")
     assert result.returncode == 0, result.stderr
+
+
+def test_each_function_is_exported(tensorflow_folder: Path) -> None:
+    """By one of the libraries in which `find_in_tensorflow` looks."""
+    names = set(declared())
+    libraries = [tensorflow_folder / name for name in LIBRARIES]
+    assert set().union(*(exports(library, names) for library in libraries)) == names
 
 
 def test_every_function_that_is_looked_up_is_declared() -> None:
@@ -77,11 +78,13 @@ def test_the_header_stands_alone(tmp_path: Path) -> None:
         ("TF_Dim(const TF_Tensor* tensor, int", "TF_Dim(const TF_Tensor* tensor, long"),
     ],
 )
-def test_a_wrong_declaration_is_found(tmp_path: Path, right: str, fault: str) -> None:
+def test_a_wrong_declaration_is_found(
+    tensorflow_folder: Path, tmp_path: Path, right: str, fault: str
+) -> None:
     text = HEADER.read_text()
     assert right in text
     program = source(text.replace(right, fault).replace("#pragma once", ""))
-    result = compile_source(program, tmp_path, tensorflow_include())
+    result = compile_source(program, tmp_path, tensorflow_folder / "include")
     assert result.returncode != 0
     name = right.partition("(")[0].split()[-1]
     assert name in result.stderr

@@ -78,16 +78,19 @@ def draw(outcome: Outcome, path: str) -> None:
         axes.plot(times, range(1, len(times) + 1), label=way)
     times = outcome["downpour"]["slow"][-1]["times"][-1]
     axes.plot(times, range(1, len(times) + 1), ":", color="0.4", label="the slow rank, downpour")
+    axes.set_title("Steps of one rank beside a slow one", loc="left", fontsize=10)
     axes.set_xlabel("seconds")
     axes.set_ylabel("steps of a rank that is not slow")
     axes.legend(frameon=False)
     for way in ("downpour", "ssp, small bound"):
         counts = staleness(outcome[way]["slow"][-1])
         below.step(range(len(counts)), counts, where="mid", label=way)
+    below.set_title("How stale gradients were, all ranks", loc="left", fontsize=10)
     below.set_yscale("log")
     below.set_xlabel("staleness of a push: the updates since its parameters")
     below.set_ylabel("pushes")
     below.legend(frameon=False)
+    figure.tight_layout()
     save(figure, path)
 
 

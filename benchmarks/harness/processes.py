@@ -11,7 +11,15 @@ import time
 import uuid
 
 from benchmarks.harness.machine import ROOT
-from ringar.launchers.supervise.janitor import members
+
+try:
+    from ringar.launchers.supervise.janitor import members
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"benchmarks: expected an editable installation of ringar, received none ({error}); the "
+        "folder ringar/ of the checkout hides any other; run: pip install --editable "
+        "'.[tensorflow,bench]'"
+    ) from None
 
 _MARK = "RINGAR_BENCHMARK_JOB"
 """Every process of a job inherits this variable, whatever group or session it makes for itself."""

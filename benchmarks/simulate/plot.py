@@ -37,7 +37,7 @@ def _allreduce(axes: Any, table: list[dict[str, Any]]) -> None:
                       color=color, linewidth=2, label=name.replace("_", " "))  # fmt: skip
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: report.time_text(seconds)))
-    axes.set_title(f"Allreduce of the gradients of {_title(model)} "
+    axes.set_title(f"Predicted allreduce of the gradients of {_title(model)} "
                    f"({next(r['bytes'] for r in table if r['model'] == model) / 1e6:.0f} MB)",
                    loc="left", fontsize=10)  # fmt: skip
     axes.legend(frameon=False, fontsize=8)
@@ -56,7 +56,9 @@ def _efficiency(axes: Any, table: list[dict[str, Any]]) -> None:
     for name in names:
         axes.plot([], [], STYLES[name], color="0.4", label=name.replace("_", " "))
     axes.set_ylim(0, 105)
-    axes.set_title("Efficiency of training, gradients in buckets", loc="left", fontsize=10)
+    axes.set_title(
+        "Predicted efficiency of training, gradients in buckets", loc="left", fontsize=10
+    )
     axes.legend(frameon=False, fontsize=8, loc="lower left")
 
 

@@ -22,6 +22,7 @@ def draw(data: dict[str, Any], path: str) -> None:
         color, line = STYLES.get(row["way"], (None, "-"))
         left.plot(range(1, len(means) + 1), means, line, color=color, label=row["way"], lw=1.5)
     left.xaxis.get_major_locator().set_params(integer=True)
+    left.set_title("Accuracy by epoch", loc="left", fontsize=10)
     left.set_xlabel("epochs")
     left.set_ylabel("accuracy on other images, %")
     for row, color in zip(data["stops"], COLORS, strict=False):
@@ -33,6 +34,7 @@ def draw(data: dict[str, Any], path: str) -> None:
     right.set_xlim(-0.5 * seconds, 2.5 * seconds)
     counts = [sum(end < 2.5 * seconds for end in row["ends"][0]) for row in data["stops"]]
     right.set_ylim(0, 1.1 * max(counts, default=1))
+    right.set_title("Steps while a rank is stopped", loc="left", fontsize=10)
     right.set_xlabel("seconds; rank 1 is stopped in the gray part")
     right.set_ylabel("steps done")
     for axes in (left, right):

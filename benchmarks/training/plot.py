@@ -39,8 +39,9 @@ def plot_scaling(path: str, rows: list[dict[str, Any]]) -> None:
         axes.set_title(model)
     panels[0][0].set_ylabel("images per second (median)")
     handles, labels = panels[0][0].get_legend_handles_labels()
-    columns = 4 if len(models) > 2 else 2
-    figure.tight_layout(rect=(0, 0, 1, 0.8 + 0.03 * columns))
+    columns = {1: 1, 2: 2}.get(len(models), len(labels))  # a panel is as wide as one label
+    lines = -(-len(labels) // columns)
+    figure.tight_layout(rect=(0, 0, 1, 0.98 - 0.06 * lines))
     figure.legend(handles, labels, frameon=False, ncols=columns, loc="upper center", fontsize=9)
     save(figure, path)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringar.job import other_launchers
-from ringar.launchers.command_line import first_process
+from ringar.launchers.command_line import completion, config_file, first_process
 from ringar.launchers.command_line import options as options_module
 from ringar.launchers.elastic import first_plan
 from ringar.launchers.elastic.discovery import Discovery
@@ -25,7 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _fill_standard_streams()
     if os.getpid() == 1 and (code := first_process.reap()) is not None:
         return code
-    options = options_module.parser().parse_args(arguments)
+    try:
+        options = config_file.parse(arguments)
+        if options.print_completion:
+            parser = options_module.parser()
+            print(completion.script(parser, options.print_completion))
+            return 0
+    except UsageError as error:
+        return _failed(error)
     if options.version:
         from ringar.launchers.installation import ringar_version
 
@@ -37,11 +44,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return check_build.main()
     try:
         request = options_module.request(options)
+        if request.dry_run:
+            print("".join(f"{line}\n" for line in config_file.explain(options)), end="")
         _warn_of_others(sys.argv[1:] if arguments is None else arguments)
         return _run(_calibration(request) if options.calibrate else request)
     except UsageError as error:
-        print(f"ringarrun: error: {error}", file=sys.stderr)
-        return error.code
+        return _failed(error)
+
+
+def _failed(error: UsageError) -> int:
+    print(f"ringarrun: error: {error}", file=sys.stderr)
+    return error.code
 
 
 def _warn_of_others(arguments: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ hosts    -H HOST:N,...           hosts, and how many ranks each takes
          --network-interface NAME, --ssh-port N, --ssh-identity-file FILE,
          --ssh-command PROGRAM, --mpi-args 'ARG ...', --no-environment
 output   --[no-]prefix, --output-filename DIR, --timeline-filename FILE,
-         --verbose, --dry-run
+         --verbose, --dry-run, --config FILE, --print-completion bash|zsh|fish
 fit      --autotune, --autotune-log-file FILE, --autotune-settings-file FILE
 seconds  --start-timeout, --deadline, --stall-warning, --failure-grace,
          --kill-grace

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ringar.launchers.command_line import option_groups
+from ringar.launchers.command_line import option_types as types
+from ringar.launchers.command_line.completion import SHELLS
 from ringar.launchers.command_line.help_text import DESCRIPTION, EPILOG, SUMMARY
 from ringar.launchers.errors import UsageError
 from ringar.launchers.plan import hosts
@@ -17,17 +20,25 @@ _OF_TORCHRUN = {"--nproc-per-node": ["-np"], "--nnodes": ["--hosts"]}
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, with a suggestion for an unknown option."""
+    """An argument parser whose errors are one line, with a suggestion for an unknown option.
+
+    `source` names the file that the options come from, "" for the command line.
+    """
+
+    source = ""
 
     def error(self, message: str) -> NoReturn:
         end = " See" if message.endswith("?") else "; see"
-        self.exit(2, f"ringarrun: error: {message}{end} ringarrun --help\n")
+        self.exit(2, f"ringarrun: error: {self._origin()}{message}{end} ringarrun --help\n")
+
+    def _origin(self) -> str:
+        return f"{self.source}: " if self.source else ""
 
     def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
         try:
             options, extras = self.parse_known_args(*args, **kwargs)
         except UsageError as error:
-            self.exit(error.code, f"ringarrun: error: {error}\n")
+            self.exit(error.code, f"ringarrun: error: {self._origin()}{error}\n")
         if extras:
             name = extras[0].partition("=")[0]
             names = [option for action in self._actions for option in action.option_strings]
@@ -51,8 +62,8 @@ class _Summary(argparse.Action):
         parser.exit()
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+def parser(source: str = "") -> _Parser:
+    """Return the parser of the command line, or of options from the file `source`."""
     parser = _Parser(
         prog="ringarrun",
         usage="ringarrun -np N [options] [--] train.py | program [argument ...]\n"
@@ -63,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         add_help=False,
     )
+    parser.source = source
     option_groups.add_rank_options(parser)
     option_groups.add_host_options(parser)
     option_groups.add_elastic_options(parser)
@@ -83,6 +95,19 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="measure what is best on this machine for -np ranks (default: 2), keep it for the "
         "jobs to come, and exit; the first job with so many ranks does the same by itself",
+    )
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help="take options from a file, FILE.toml or FILE.yaml: num-proc: 4; those of the command "
+        "line win, and --dry-run says where each comes from",
+    )
+    group.add_argument(
+        "--print-completion",
+        metavar=f"{{{','.join(SHELLS)}}}",
+        type=types.one_of(*SHELLS),
+        help="print the completion of options for a shell, and exit; needs pip install shtab",
     )
     group.add_argument("-v", "--version", action="store_true", help="print the version, and exit")
     parser.add_argument(

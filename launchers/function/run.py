@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ringar.errors import DeadlineError
 from ringar.job import nvidia
+from ringar.launchers.command_line import config_file
 from ringar.launchers.command_line import options as options_module
 from ringar.launchers.elastic import first_plan
 from ringar.launchers.errors import UsageError
@@ -188,7 +189,7 @@ def _request(arguments: Sequence[str]) -> Request:
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output):
-            return options_module.request(options_module.parser().parse_args(arguments))
+            return options_module.request(config_file.parse(arguments))
     except UsageError as error:
         raise ValueError(f"ringar.run: {error}") from None
     except SystemExit:

@@ -15,9 +15,7 @@ from ringar.launchers.errors import UsageError
 OF_RANKS_VARIABLE = "RINGAR_GPUS_OF_RANKS"
 """The GPUs of each rank of a host, as a cluster's manager has shared them out: "0,1;2,3"."""
 
-_SHARED = (
-    "; between ranks on one GPU, NCCL needs to be 2.30 or later, with NCCL_MULTI_RANK_GPU_ENABLE=1"
-)
+_SHARED = "; between ranks on {}, NCCL needs to be 2.30 or later, with NCCL_MULTI_RANK_GPU_ENABLE=1"
 
 
 def of_ranks(environ: Mapping[str, str], local_size: int) -> tuple[str | None, ...]:
@@ -67,8 +65,12 @@ def describe(dealt: Mapping[int, str | None], rank: str = "rank") -> str:
             who = f"{rank}s {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
         verb = "" if parts else " have" if numbers[1:] else " has"
         parts.append(f"{who}{verb} GPU{'s' if ',' in gpu else ''} {gpu}")
-    shared = any(numbers[1:] for numbers in ranks.values())
-    return ", ".join(parts) + (_SHARED if shared else "")
+    shared = ""
+    if any(numbers[1:] for numbers in ranks.values()):
+        shared = _SHARED.format("one GPU")
+    elif sum(gpu.startswith("MIG-") for gpu in ranks) > 1:
+        shared = _SHARED.format("parts of one GPU (MIG)")
+    return ", ".join(parts) + shared
 
 
 def check(environ: Mapping[str, str]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from ringar import errors
 from ringar.launchers.errors import UsageError
 from ringar.launchers.supervise.ranks import Rank
 
@@ -17,6 +19,23 @@ Failure = TypeVar("Failure")
 #: exception, TensorFlow's, or the message of both. Compiled code passes only the message on, and a
 #: long error of a graph ends with it.
 _LOST_PEER = (b"PeerLostError", b"AbortedError", b"expected all ranks to take part, but rank")
+
+#: The headings of docs/troubleshooting.md, by the class that ends a traceback.
+_HEADINGS = {f"ringar.errors.{name}": name.lower() for name in errors.__all__} | {
+    f"tensorflow.python.framework.errors_impl.{name}": heading
+    for name, heading in {
+        "AbortedError": "peerlosterror",
+        "DeadlineExceededError": "deadlineerror",
+        "FailedPreconditionError": "notinitializederror",
+        "InternalError": "deviceerror",
+        "InvalidArgumentError": "mismatcherror",
+        "ResourceExhaustedError": "outofmemoryerror",
+        "UnimplementedError": "unsupportederror",
+    }.items()
+}
+_CLASS = re.compile(
+    r"^(ringar\.errors\.\w+|tensorflow\.[\w.]+(?=: .*\brank \d+ \| )): ", re.DOTALL | re.MULTILINE
+)
 
 OTHERS_GO_ON = "the others go on (--max-failures)"
 
@@ -51,7 +70,8 @@ def report(ranks: Sequence[Rank], failures: Sequence[Rank]) -> tuple[str, list[b
         failures: those that failed, in the order of their death; not empty.
 
     Returns:
-        The summary in one line, and the last lines of the rank that was the cause.
+        The summary in one line, and the last lines of the rank that was the cause, with the place
+        in the guide that explains its error.
     """
     first = cause(failures)
     tail: list[bytes] = []
@@ -61,6 +81,7 @@ def report(ranks: Sequence[Rank], failures: Sequence[Rank]) -> tuple[str, list[b
             tail.insert(
                 0, b"ringarrun: the last lines that rank %d wrote to stderr:" % first.number
             )
+    tail += guide(first.stderr.tail())
     text = f"rank {first.number} of {len(ranks)} {ending(first)}"
     later = [rank for rank in failures if rank is not first]
     stopped_ranks = [rank for rank in ranks if rank.is_stopped]
@@ -69,6 +90,13 @@ def report(ranks: Sequence[Rank], failures: Sequence[Rank]) -> tuple[str, list[b
     if stopped_ranks:
         text += f"; {_names(stopped_ranks)} {'was' if len(stopped_ranks) == 1 else 'were'} stopped"
     return text, tail
+
+
+def guide(tail: Sequence[bytes]) -> list[bytes]:
+    """Return the line that names the guide to the error of ringar in `tail`, if there is one."""
+    names = _CLASS.findall(b"\n".join(tail).decode(errors="replace"))
+    headings = [_HEADINGS[name] for name in names if name in _HEADINGS]
+    return [f"ringarrun: see docs/troubleshooting.md#{headings[-1]}".encode()] if headings else []
 
 
 def cannot_execute(program: str, error: OSError) -> UsageError:

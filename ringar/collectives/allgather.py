@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import tensorflow as tf
+from typing import TYPE_CHECKING
 
 from ringar.collectives import call as calls
 from ringar.collectives.call import Call
-from ringar.collectives.collective import Backward, Collective, define, run, values_of
+from ringar.collectives.collective import Collective
 from ringar.collectives.dtypes import ArrayT
+from ringar.collectives.ways import define, run, values_of
 from ringar.job import process_sets
 from ringar.job.process_sets import ProcessSet
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from ringar.collectives.tensors import Backward
 
 
 @calls.do_not_convert
@@ -74,6 +79,8 @@ def _gradient(back: Backward) -> list[tf.Tensor]:
     """Return to each rank the sum over all ranks of the gradients of its rows."""
     if len(back.outputs) == len(back.inputs):  # compiled: the same rows on every rank
         return back.run("reducescatter", back.upstream)
+    import tensorflow as tf
+
     grads: list[tf.Tensor] = []
     for up, rows in zip(back.upstream, tf.unstack(back.outputs[-1], len(back.inputs)), strict=True):
         grads += back.run("reducescatter", [up], rows)

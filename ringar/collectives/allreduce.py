@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import tensorflow as tf
+from typing import TYPE_CHECKING
 
 from ringar.collectives import call as calls
-from ringar.collectives import slices
-from ringar.collectives.collective import Backward, Collective, define
+from ringar.collectives.collective import Collective
 from ringar.collectives.compression import Compression, Compressor
-from ringar.collectives.derivatives import derivatives
 from ringar.collectives.dtypes import GradientT
 from ringar.collectives.ops import Average, ReduceOp
 from ringar.collectives.reductions import reduce
+from ringar.collectives.ways import define
+from ringar.job import tensorflow
 from ringar.job.process_sets import ProcessSet
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from ringar.collectives.tensors import Backward
 
 
 @calls.do_not_convert
@@ -78,7 +82,9 @@ def allreduce(
         array([0, 1], dtype=int32)
     """
     chosen = calls.checked_algorithm(algorithm)
-    if isinstance(tensor, tf.IndexedSlices):
+    if tensorflow.is_loaded() and isinstance(tensor, tensorflow.load().IndexedSlices):
+        from ringar.collectives import slices
+
         factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
         return slices.gather(tensor, name, process_set, op=op, compression=compression, **factors)[
             0
@@ -124,6 +130,8 @@ def _gradient(back: Backward) -> list[tf.Tensor]:
     if call.op == "sum":
         scale = {"prescale": call.prescale, "postscale": call.postscale, "mean": call.mean}
         return back.run("allreduce", back.upstream, **scale)
+    from ringar.collectives.derivatives import derivatives
+
     total = back.run("allreduce", back.upstream)
     return [
         up * derivative

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
-import tensorflow as tf
 
 from ringar import errors
 from ringar.collectives import call as calls
-from ringar.collectives import compiled
 from ringar.collectives.call import Call
-from ringar.collectives.collective import (
-    NO_SPLITS,
-    Backward,
-    Collective,
-    define,
-    run_tensors,
-    values_of,
-)
+from ringar.collectives.collective import NO_SPLITS, Collective
 from ringar.collectives.dtypes import Array, ArrayT
-from ringar.job import native
+from ringar.collectives.ways import define, values_of
+from ringar.job import native, tensorflow
 from ringar.job.process_sets import ProcessSet
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from ringar.collectives.tensors import Backward
 
 Splits: TypeAlias = "Array | Sequence[int] | None"
 """The number of rows for each rank; None: even shares."""
@@ -109,6 +106,11 @@ def _exchange_array(
 def _exchange_tensor(
     call: Call, tensor: tf.Tensor, splits: Splits, ranks: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
+    import tensorflow as tf
+
+    from ringar.collectives import compiled
+    from ringar.collectives.tensors import run_tensors
+
     if compiled.is_compiling():
         _refuse_uneven(call, tensor, splits, ranks)
         (received,) = run_tensors(call, [tensor])
@@ -132,17 +134,16 @@ def rows_of(call: Call, splits: Splits) -> list[int] | None:
 
 def _checked(call: Call, splits: Array | Sequence[int]) -> Any:
     """Return splits as an array or tensor of whole numbers."""
-    checked = splits if isinstance(splits, (tf.Tensor, tf.Variable)) else np.asarray(splits)
-    if not tf.as_dtype(checked.dtype).is_integer and 0 not in checked.shape:
-        raise ValueError(
-            call.refusal(
-                "splits of an integer dtype", tf.as_dtype(checked.dtype).name, "Cast them first."
-            )
-        )
+    checked: Any = splits if tensorflow.is_tensor(splits) else np.asarray(splits)
+    name = checked.dtype.name  # as NumPy and TensorFlow have it
+    if not name.startswith(("int", "uint")) and 0 not in checked.shape:
+        raise ValueError(call.refusal("splits of an integer dtype", name, "Cast them first."))
     return checked
 
 
 def _refuse_uneven(call: Call, tensor: tf.Tensor, splits: Splits, ranks: int) -> None:
+    from ringar.collectives import compiled
+
     rows = compiled.static_shape(tensor, call)[:1]
     if splits is not None or not rows or rows[0] % ranks:
         raise errors.UnsupportedError(

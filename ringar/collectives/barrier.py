@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from ringar.collectives import call as calls
-from ringar.collectives import compiled, order
-from ringar.job import native
+from ringar.collectives.call import Call
+from ringar.job import native, tensorflow
 from ringar.job.process_sets import ProcessSet
 
 
@@ -34,11 +32,20 @@ def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -
         array([0, 1, 2])
     """
     call, _ = calls.begin("barrier", process_set, name)
+    if tensorflow.is_eager():
+        native.run(call.spec(), [], [])
+    else:
+        _add_to_graph(call)
+
+
+def _add_to_graph(call: Call) -> None:
+    import tensorflow as tf
+
+    from ringar.collectives import compiled, order
+
     order.check_session_graph(call, has_result=False)
     if compiled.is_compiling():
         # XLA passes one result as a buffer and several as a list; the library expects a list.
         compiled.run(call.spec(), [], [tf.TensorSpec([], tf.uint8)])
-    elif tf.executing_eagerly():
-        native.run(call.spec(), [], [])
     else:
         order.in_order(lambda: native.op("barrier", wait=True)(spec=call.spec()))

@@ -6,18 +6,19 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import tensorflow as tf
-
 from ringar.collectives import call as calls
-from ringar.collectives import order
 from ringar.collectives.call import Call
-from ringar.collectives.collective import Backward, Collective, define, run, values_of
+from ringar.collectives.collective import Collective
 from ringar.collectives.dtypes import ArrayT
+from ringar.collectives.ways import define, run, values_of
 from ringar.job import log, process_sets
 from ringar.job.process_sets import ProcessSet
 
 if TYPE_CHECKING:
     import keras
+    import tensorflow as tf
+
+    from ringar.collectives.tensors import Backward
 
 _OF_VARIABLES = "broadcast_variables"
 _log = log.logger(__name__)
@@ -105,6 +106,8 @@ def root_in_set(call: Call, root_rank: int, ranks: ProcessSet) -> int:
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
     """Return the sum of all gradients on the root, zeros elsewhere: only its tensor is used."""
+    import tensorflow as tf
+
     total = back.run("allreduce", back.upstream)
     if process_sets.rank_in(back.call.process_set) == back.call.root:
         return total
@@ -139,6 +142,10 @@ def broadcast_variables(
         >>> kernel.numpy()
         array([1.], dtype=float32)
     """
+    import tensorflow as tf
+
+    from ringar.collectives import order
+
     order.check_session_graph(Call("broadcast", name=_OF_VARIABLES), has_result=False)
     targets = list(variables)
     values = grouped_broadcast(

@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import tensorflow as tf
 
 from ringar import errors
 from ringar.collectives.dtypes import ITEM_BYTES
-from ringar.job import membership, place
+from ringar.job import membership, place, tensorflow
 from ringar.job.cost_model import ALGORITHMS
 from ringar.job.process_sets import ProcessSet, or_all
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 TICKET = "RingarTicket"
 """The op by which asynchronous collectives keep their order (tf_ops/kernels/ticket.cc)."""
 
+REMEMBERED = 1024
+"""How many calls are remembered: a program repeats those of its steps."""
+
 _session_graphs = itertools.count()
 
 
 def do_not_convert(function: Function) -> Function:
-    """Keep AutoGraph from rewriting `function` where a `tf.function` calls it."""
-    plain_function: Function = tf.autograph.experimental.do_not_convert(function)
-    return plain_function
+    """Keep AutoGraph from rewriting `function` where a `tf.function` calls it.
+
+    The mark is that of `tf.autograph.experimental.do_not_convert`.
+    """
+    marked: Any = function
+    marked.autograph_info__ = None
+    return function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,31 +65,7 @@ class Call:
         Raises:
             UnsupportedError: no collective takes the dtype (strings, for example).
         """
-        if dtype not in ITEM_BYTES:
-            raise errors.UnsupportedError(
-                self.refusal(
-                    f"a dtype out of {', '.join(ITEM_BYTES)}",
-                    dtype,
-                    "Cast it first; ringar.broadcast_object and ringar.allgather_object take "
-                    "anything that can be pickled.",
-                )
-            )
-        text = (
-            f"{self.collective} dtype={dtype} op={self.op} root={self.root} "
-            f"set={self.process_set} prescale={self.prescale!r} postscale={self.postscale!r} "
-        )
-        if self.wire and dtype == "float32":  # no other dtype is narrowed
-            text += f"wire={self.wire} "
-        if self.algorithm:
-            text += f"algorithm={self.algorithm} "
-        if self.shares >= 0:
-            text += f"shares={self.shares} "
-        if self.tag:
-            text += f"tag={self.tag} "
-        if self.mean:
-            text += "mean=1 "
-        if self.world >= 0:
-            text += f"world={self.world} "
+        text = _settings(self, dtype)
         if shapes:
             text += "shapes=" + ";".join(",".join(map(str, shape)) for shape in shapes) + " "
         return text + f"name={self.name}"
@@ -132,6 +118,37 @@ class Call:
         if changes.get("collective", self.collective) != "allreduce":
             defaults |= {"wire": "", "algorithm": ""}
         return dataclasses.replace(self, name=f"{self.name}/gradient", **{**defaults, **changes})
+
+
+@functools.lru_cache(REMEMBERED)
+def _settings(call: Call, dtype: str) -> str:
+    """Return the part of a spec before its shapes and name."""
+    if dtype not in ITEM_BYTES:
+        raise errors.UnsupportedError(
+            call.refusal(
+                f"a dtype out of {', '.join(ITEM_BYTES)}",
+                dtype,
+                "Cast it first; ringar.broadcast_object and ringar.allgather_object take "
+                "anything that can be pickled.",
+            )
+        )
+    text = (
+        f"{call.collective} dtype={dtype} op={call.op} root={call.root} "
+        f"set={call.process_set} prescale={call.prescale!r} postscale={call.postscale!r} "
+    )
+    if call.wire and dtype == "float32":  # no other dtype is narrowed
+        text += f"wire={call.wire} "
+    if call.algorithm:
+        text += f"algorithm={call.algorithm} "
+    if call.shares >= 0:
+        text += f"shares={call.shares} "
+    if call.tag:
+        text += f"tag={call.tag} "
+    if call.mean:
+        text += "mean=1 "
+    if call.world >= 0:
+        text += f"world={call.world} "
+    return text
 
 
 def by_dtype(dtypes: Iterable[np.dtype | tf.DType]) -> list[list[int]]:
@@ -196,18 +213,25 @@ def begin(
             )
         )
     if name is None:
-        name = "" if tf.executing_eagerly() else number_in_graph(collective, ranks.process_set_id)
-    clean = " ".join(name.split())
+        name = "" if tensorflow.is_eager() else number_in_graph(collective, ranks.process_set_id)
+    world = _world_of(collective, ranks)
     # float(): the repr of a NumPy number is not a number in the spec.
-    call = Call(
+    scales = float(prescale), float(postscale)
+    return _call(collective, ranks.process_set_id, *scales, world, name), ranks
+
+
+@functools.lru_cache(REMEMBERED)
+def _call(
+    collective: str, process_set: int, prescale: float, postscale: float, world: int, name: str
+) -> Call:
+    return Call(
         collective,
-        process_set=ranks.process_set_id,
-        prescale=float(prescale),
-        postscale=float(postscale),
-        world=_world_of(collective, ranks),
-        name=clean,
+        process_set=process_set,
+        prescale=prescale,
+        postscale=postscale,
+        world=world,
+        name=" ".join(name.split()),
     )
-    return call, ranks
 
 
 _has_bound_graphs = False
@@ -226,7 +250,7 @@ def _world_of(collective: str, ranks: ProcessSet) -> int:
     """
     global _has_bound_graphs
     free = collective in ("allreduce", "broadcast", "barrier") and ranks.process_set_id == 0
-    if free or tf.executing_eagerly() or not membership.is_elastic():
+    if free or tensorflow.is_eager() or not membership.is_elastic():
         return -1
     _has_bound_graphs = True
     return int(place.require("a collective").generation)
@@ -238,6 +262,7 @@ def number_in_graph(name: str, process_set_id: int) -> str:
     Graphs of TensorFlow 1 have numbers, too: a program keeps several, and functions of one graph
     never run in another. Calls that were there before, in a graph that was imported, count.
     """
+    tf = tensorflow.load()
     graph = tf.compat.v1.get_default_graph()
     if not hasattr(graph, "_ringar_calls"):
         graph._ringar_calls, graph._ringar_prefix = collections.Counter(), ""

@@ -97,6 +97,8 @@ def checked(compression: object) -> str:
     Raises:
         ValueError: a collective cannot use `compression`.
     """
+    if compression is Compressor:
+        return ""
     if isinstance(compression, PowerSGD) or compression is PowerSGD:
         raise ValueError(
             "`compression` must be without state here: only an optimizer keeps what PowerSGD "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from ringar.collectives.collective import Backward
+from ringar.collectives.tensors import Backward
 from ringar.job import process_sets
 
 

@@ -1,21 +1,19 @@
 """The common part of `send` and `recv`: a message from one rank to another.
 
 Tensors of one dtype travel in one message, as in a grouped collective. In a `tf.function` the ops
-draw tickets in program order and wait without a thread (`collective.issue`).
+draw tickets in program order and wait without a thread (`tensors.issue`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import numbers
-from typing import SupportsIndex
-
-import tensorflow as tf
+from typing import Any, SupportsIndex
 
 from ringar import errors
 from ringar.collectives import call as calls
-from ringar.collectives import compiled, order
 from ringar.collectives.call import Call
+from ringar.job import tensorflow
 from ringar.job.process_sets import ProcessSet
 
 MAX_DIMENSIONS = 8
@@ -42,15 +40,8 @@ def begin(
     The call gets no number in its graph, since the two ranks may differ in their other messages.
     """
     call, ranks = calls.begin(direction, process_set, name or "")
-    if compiled.is_compiling():
-        raise errors.UnsupportedError(
-            call.refusal(
-                "a function that is not compiled",
-                "one that is",
-                "Leave it out of jit_compile.",
-            )
-        )
-    order.check_session_graph(call, has_result=direction == "recv")
+    if not tensorflow.is_eager():
+        _check_graph(call)
     count, me = ranks.size(), ranks.rank()
     if not isinstance(tag, Reserved) and not _is_whole(tag, TAGS):
         raise ValueError(
@@ -66,14 +57,36 @@ def begin(
     return dataclasses.replace(call, root=int(peer), tag=int(tag))
 
 
+def _check_graph(call: Call) -> None:
+    from ringar.collectives import compiled, order
+
+    if compiled.is_compiling():
+        raise errors.UnsupportedError(
+            call.refusal(
+                "a function that is not compiled", "one that is", "Leave it out of jit_compile."
+            )
+        )
+    order.check_session_graph(call, has_result=call.collective == "recv")
+
+
+def define(direction: str) -> None:
+    """Tell TensorFlow, once it is there, that a message has no gradient."""
+
+    def register() -> None:
+        for form in ("", "Async"):
+            tensorflow.load().no_gradient(f"Ringar{direction.capitalize()}{form}")
+
+    tensorflow.when_loaded(f"gradient of {direction}", register)
+
+
 def _is_whole(value: SupportsIndex, end: int) -> bool:
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     return is_integer and 0 <= int(value) < end
 
 
-def check_dimensions(argument: str, shape: tf.TensorShape) -> None:
+def check_dimensions(argument: str, shape: Any) -> None:
     """Refuse an array with more dimensions than a message can describe."""
-    if shape.rank is not None and shape.rank > MAX_DIMENSIONS:
+    if len(shape) > MAX_DIMENSIONS:
         raise ValueError(
             f"`{argument}` must have at most {MAX_DIMENSIONS} dimensions each. "
             f"Received: shape={shape}"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, SupportsIndex, overload
-
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from ringar.collectives import call as calls
 from ringar.collectives import message
-from ringar.collectives.collective import issue
+from ringar.job import tensorflow
 from ringar.job.process_sets import ProcessSet
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @overload
@@ -75,6 +76,8 @@ def recv(
     Example:
         See `ringar.send`.
     """
+    from ringar.collectives.tensors import issue
+
     call = message.begin("recv", "source", source, process_set, name, tag)
     several = isinstance(specs, (list, tuple))
     expected = [_checked(spec) for spec in (specs if several else [specs])]
@@ -84,20 +87,20 @@ def recv(
         shapes = [[-1 if d is None else d for d in spec.shape.as_list()] for spec in group]
         outputs = issue(
             "recv",
-            wait=tf.executing_eagerly(),
+            wait=tensorflow.is_eager(),
             spec=call.spec(group[0].dtype.name, shapes),
             T=group[0].dtype,
             N=len(group),
         )
         for place, output in zip(places, outputs, strict=True):
-            if not tf.executing_eagerly():
+            if not tensorflow.is_eager():
                 output.set_shape(expected[place].shape)
             received[place] = output
     return received if several else received[0]
 
 
 def _checked(spec: object) -> tf.TensorSpec:
-    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
+    if not isinstance(spec, tensorflow.load().TensorSpec) or spec.shape.rank is None:
         raise ValueError(
             "`specs` must be a tf.TensorSpec of a known number of dimensions, or a list of them. "
             f"Received: {spec!r}"
@@ -106,5 +109,4 @@ def _checked(spec: object) -> tf.TensorSpec:
     return spec
 
 
-tf.no_gradient("RingarRecv")
-tf.no_gradient("RingarRecvAsync")
+message.define("recv")

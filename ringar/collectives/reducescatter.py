@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import tensorflow as tf
+from typing import TYPE_CHECKING
 
 from ringar.collectives import call as calls
-from ringar.collectives import compiled
 from ringar.collectives.call import Call
-from ringar.collectives.collective import Backward, Collective, define
+from ringar.collectives.collective import Collective
 from ringar.collectives.compression import Compression, Compressor
-from ringar.collectives.derivatives import derivatives
 from ringar.collectives.dtypes import GradientT
 from ringar.collectives.ops import Average, ReduceOp
 from ringar.collectives.reductions import reduce
+from ringar.collectives.ways import define
 from ringar.job import process_sets
 from ringar.job.process_sets import ProcessSet
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from ringar.collectives.tensors import Backward
 
 
 @calls.do_not_convert
@@ -89,6 +92,8 @@ def _own_share(call: Call, rows: int) -> int:
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
     """Gather the gradient of each row from the rank that keeps the row."""
+    from ringar.collectives.derivatives import derivatives
+
     rows = _rows_of_all_ranks(back)
     if back.call.op != "sum":
         return [row * derivative for row, derivative in zip(rows, derivatives(back), strict=True)]
@@ -98,6 +103,10 @@ def _gradient(back: Backward) -> list[tf.Tensor]:
 
 def _rows_of_all_ranks(back: Backward) -> list[tf.Tensor]:
     """Return the gradients of the shares of all ranks, in the shapes of the inputs."""
+    import tensorflow as tf
+
+    from ringar.collectives import compiled
+
     ranks = process_sets.size_of(back.call.process_set)
     if not compiled.is_compiling() or all(
         x.shape.rank == 0 or x.shape[0] % ranks == 0 for x in back.inputs

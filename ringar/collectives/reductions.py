@@ -7,21 +7,23 @@ Both check the op, turn an average into a scaled sum, and apply the compressor
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any
 
 from ringar.collectives import call as calls
-from ringar.collectives import collective as collectives
 from ringar.collectives import compression as compressors
+from ringar.collectives import ways
 from ringar.collectives.call import Call
 from ringar.collectives.compression import Compressor
 from ringar.collectives.dtypes import Array
 from ringar.collectives.ops import Average, ReduceOp
-from ringar.job import membership
+from ringar.job import membership, tensorflow
 from ringar.job.process_sets import ProcessSet
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tensorflow as tf
 
 
 def reduce(
@@ -38,17 +40,18 @@ def reduce(
 ) -> list[Any]:
     """Run a collective that reduces; the arguments are those of `ringar.allreduce`."""
     wire = compressors.checked(compression)
-    values = collectives.values_of(tensors, collective)
+    values = ways.values_of(tensors, collective)
     if not values:
         return []
     call, ranks = calls.begin(
         collective, process_set, name, prescale=prescale_factor, postscale=postscale_factor
     )
     call = with_op(call, op, ranks.size(), wire=wire, algorithm=algorithm)
-    for dtype in dict.fromkeys(value.dtype for value in values):
-        refuse_integer_average(call, dtype, op, ranks.size())
+    if op is Average and ranks.size() == 1:
+        for dtype in dict.fromkeys(value.dtype for value in values):
+            refuse_integer_average(call, dtype, op, 1)
     pairs = [compression.compress(value) for value in values]
-    reduced = collectives.run(call, [value for value, _ in pairs])
+    reduced = ways.run(call, [value for value, _ in pairs])
     return [
         compression.decompress(value, context)
         for value, (_, context) in zip(reduced, pairs, strict=True)
@@ -73,8 +76,15 @@ def with_op(call: Call, op: ReduceOp, ranks: int, *, wire: str = "", algorithm: 
         )
     factor, mean = call.postscale, False
     if op is Average:
-        mean = not tf.executing_eagerly() and membership.is_elastic()
+        mean = not tensorflow.is_eager() and membership.is_elastic()
         factor = factor if mean else factor / ranks
+    return _reduction(call, op, factor, mean, wire, algorithm)
+
+
+@functools.lru_cache(calls.REMEMBERED)
+def _reduction(
+    call: Call, op: ReduceOp, factor: float, mean: bool, wire: str, algorithm: str
+) -> Call:
     return dataclasses.replace(
         call, op="sum" if op is Average else op.value, postscale=factor, mean=mean, wire=wire,
         algorithm=algorithm,
@@ -89,12 +99,12 @@ def refuse_integer_average(
     On several ranks an average has a factor, which the engine refuses for integers. The other
     ranks, whose dtype may differ, then get the error, too, instead of waiting for this rank.
     """
-    if ranks == 1 and op is Average and not tf.as_dtype(dtype).is_floating:
+    if ranks == 1 and op is Average and "float" not in dtype.name:
         raise ValueError(
             call.refusal(
                 "a floating dtype for op=ringar.Average, since the average of integers would be "
                 "cut off",
-                tf.as_dtype(dtype).name,
+                dtype.name,
                 "Use op=ringar.Sum and divide, or cast.",
             )
         )

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import SupportsIndex
 
-import tensorflow as tf
-
 from ringar.collectives import call as calls
 from ringar.collectives import message
-from ringar.collectives.collective import is_numpy, issue, values_of
 from ringar.collectives.dtypes import Array
-from ringar.job import native
+from ringar.collectives.ways import is_numpy, values_of
+from ringar.job import native, tensorflow
 from ringar.job.process_sets import ProcessSet
 
 
@@ -68,14 +66,16 @@ def send(
     call = message.begin("send", "to", to, process_set, name, tag)
     values = values_of(tensors if isinstance(tensors, (list, tuple)) else [tensors], "send")
     for value in values:
-        message.check_dimensions("tensors", tf.TensorShape(value.shape))
+        message.check_dimensions("tensors", value.shape)
     for places in calls.by_dtype(value.dtype for value in values):
         group = [values[i] for i in places]
         if is_numpy(group):
             native.run(call.spec(group[0].dtype.name), group, group)
         else:
-            issue("send", group, wait=tf.executing_eagerly(), spec=call.spec(group[0].dtype.name))
+            from ringar.collectives.tensors import issue
+
+            wait = tensorflow.is_eager()
+            issue("send", group, wait=wait, spec=call.spec(group[0].dtype.name))
 
 
-tf.no_gradient("RingarSend")
-tf.no_gradient("RingarSendAsync")
+message.define("send")

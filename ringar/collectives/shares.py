@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from ringar.collectives import branches, compiled
 from ringar.collectives import call as calls
-from ringar.collectives import collective as collectives
 from ringar.collectives import compression as compressors
 from ringar.collectives.call import Call
 from ringar.collectives.ops import ReduceOp
 from ringar.collectives.reductions import with_op
+from ringar.collectives.tensors import run_tensors
 from ringar.errors import UnsupportedError
 from ringar.job import native
 from ringar.job.process_sets import ProcessSet
@@ -108,7 +108,7 @@ def allreduce(
     for places in calls.by_dtype(value.dtype for value, _ in pairs) or [[]]:
         values = [pairs[place][0] for place in places]
         if values and not values[0].dtype.is_floating:  # by a compressor of the user's
-            outputs = list(collectives.run_tensors(call, values))
+            outputs = list(run_tensors(call, values))
         else:
             with branches.behind():
                 numbers, *outputs = _run(call, control, values, ranks.size())
@@ -134,7 +134,7 @@ def _run(call: Call, control: Control, values: list[tf.Tensor], size: int) -> Se
     if _is_for_gpu():
         return _run_in_graph(call, control, values, size)
     call = dataclasses.replace(call, shares=control.key)
-    vector, *results = collectives.run_tensors(call, [control.vector(dtype), *values])
+    vector, *results = run_tensors(call, [control.vector(dtype), *values])
     return [numbers_of(vector), *results[: len(values)]]
 
 
@@ -161,7 +161,7 @@ def _run_in_graph(
     rows = tf.cast(0.0 if control.idle else control.rows if has_rows else 1.0, kind)
     ask = dataclasses.replace(call, prescale=1.0, postscale=1.0, name=f"{call.name}/rows")
     numbers = tf.stack([rows, tf.constant(float(control.idle), kind)])
-    total, idle = tf.unstack(collectives.run_tensors(ask, [numbers])[0])
+    total, idle = tf.unstack(run_tensors(ask, [numbers])[0])
     weight = rows
     if control.key != NO_SHARES:
         weight = rows * tf.math.divide_no_nan(tf.constant(float(size), kind), total)
@@ -171,7 +171,7 @@ def _run_in_graph(
         call = dataclasses.replace(call, prescale=1.0, postscale=1.0)
     if control.idle:  # whatever the values hold, NaN included
         values = [tf.zeros_like(value) for value in values]
-    results = collectives.run_tensors(call, values) if values else []
+    results = run_tensors(call, values) if values else []
     return [tf.stack([weight, tf.round(idle), tf.zeros([], kind)]), *results]
 
 

@@ -11,8 +11,8 @@ import dataclasses
 import tensorflow as tf
 
 from ringar.collectives import call as calls
-from ringar.collectives import collective as collectives
 from ringar.collectives import compression as compressors
+from ringar.collectives import ways
 from ringar.collectives.allgather import allgather, grouped_allgather
 from ringar.collectives.compression import Compressor
 from ringar.collectives.ops import Average, ReduceOp, Sum
@@ -52,7 +52,7 @@ def gather(
     values = slices.values
     if scale != 1.0 and not slices.dtype.is_floating:
         # The engine refuses this allreduce on all ranks; otherwise the others would wait.
-        collectives.run(dataclasses.replace(call, postscale=scale), [values])
+        ways.run(dataclasses.replace(call, postscale=scale), [values])
     elif scale != 1.0:
         values *= scale
     wire = compressors.checked(compression)

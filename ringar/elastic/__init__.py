@@ -8,9 +8,6 @@ With Keras' `fit`, `ringar.callbacks.Elastic` does all of it. Training loops of 
 The launcher has to allow it: `ringarrun --min-np`.
 """
 
-from ringar.elastic.dataset import Dataset
-from ringar.elastic.keras_state import KerasState
-from ringar.elastic.running import run
-from ringar.elastic.state import ObjectState, State
+import lazy_loader
 
-__all__ = ["Dataset", "KerasState", "ObjectState", "State", "run"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from ringar import hooks
 from ringar.collectives import allgather_object, shares
 from ringar.collectives.call import has_bound_graphs
 from ringar.elastic import preemption
@@ -108,7 +107,6 @@ class Elastic(Coordinated):
         self._data = _checked(arguments.get("x"), arguments["callbacks"])
         if self.scale_learning_rate:
             _check_rate(model)
-        hooks.install("untuned pipelines of elastic jobs")
         self._state = state = _FitState(
             model, self.scale_learning_rate, arguments.get("initial_epoch", 0)
         )

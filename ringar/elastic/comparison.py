@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import keras
+from typing import TYPE_CHECKING, Any
 
 from ringar.collectives import allgather_object
 from ringar.collectives.agree import compare
 from ringar.job import place
-from ringar.keras import description, first_step
-from ringar.keras.state import State
+
+if TYPE_CHECKING:
+    import keras
 
 _CALLER = "elastic job"
 _REMEDY = (
@@ -50,6 +49,9 @@ class Compared:
         cls, variables: Sequence[Any], optimizers: Sequence[keras.optimizers.Optimizer] = ()
     ) -> Compared:
         """Return the settings of optimizers, and digests of the variables that are trained."""
+        from ringar.keras import description, first_step
+        from ringar.keras.state import State
+
         trained = [variable for variable in variables if variable.trainable]
         settings = {
             f"optimizer {number}": description.optimizer(optimizer, rate=True)

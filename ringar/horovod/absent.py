@@ -11,7 +11,9 @@ from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from typing import NoReturn
 
-_FRAMEWORK = "ringar trains models of Keras 3 and TensorFlow only"
+_FRAMEWORK = "ringar trains models of Keras 3 and TensorFlow only; "
+_TORCH = f"{_FRAMEWORK}for PyTorch stay with horovod.torch, or take torchrun and torch.distributed"
+_MXNET = f"{_FRAMEWORK}for MXNet stay with horovod.mxnet"
 _SPARK = (
     "ringar has no estimators and stores; call functions on Spark by ringar.spark.run or "
     "run_elastic"
@@ -38,8 +40,8 @@ _NOTIFIED = "no thread of Horovod's notifies a state: each commit asks the launc
 #: By module below `horovod`, "" for itself: the name, and why it is absent.
 ABSENT: dict[str, dict[str, str]] = {
     "": {
-        "torch": _FRAMEWORK,
-        "mxnet": _FRAMEWORK,
+        "torch": _TORCH,
+        "mxnet": _MXNET,
         "spark": _SPARK,
         "ray": _RAY,
         "data": _LOADERS,

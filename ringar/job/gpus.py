@@ -3,19 +3,20 @@
 Each rank of a host has a GPU of its own, so that ranks compute side by side and NCCL finds no GPU
 twice. `ringarrun` starts its ranks with one visible GPU each, and this module changes nothing.
 Ranks that mpirun or srun alone has started see all GPUs, and TensorFlow would take the memory of
-each: `ringar.init()` then shows it one.
+each: `ringar.init()` then shows it one. Of several parts of GPUs (MIG) CUDA shows a process only the
+first: there `ringar.init()` sets CUDA_VISIBLE_DEVICES, which CUDA reads when its first use comes.
 
 RINGAR_GPUS=all (or `ringarrun --gpus all`) leaves the choice to the program.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
-from collections.abc import Mapping
-from types import ModuleType
+from collections.abc import Mapping, MutableMapping
 
-from ringar.job import log, nvidia
+from ringar.job import log, nvidia, tensorflow
 
 #: Whether each rank gets one GPU ("each", the default) or sees all GPUs ("all").
 MODE_VARIABLE = "RINGAR_GPUS"
@@ -40,11 +41,12 @@ def mode(environ: Mapping[str, str]) -> str:
 
 
 def configure(
-    rank: int, local_rank: int, local_size: int, environ: Mapping[str, str] = os.environ
+    rank: int, local_rank: int, local_size: int, environ: MutableMapping[str, str] = os.environ
 ) -> None:
     """Show TensorFlow one GPU, unless the launcher or the program has chosen one.
 
-    `ringar.init()` calls this. A record of level INFO names the GPU.
+    `ringar.init()` calls this; it waits for the program to import TensorFlow. A record of level
+    INFO names the GPU.
 
     Args:
         rank: this rank, for messages.
@@ -58,9 +60,17 @@ def configure(
     if mode(environ) == "all" or GPU_VARIABLE in environ or local_size == 1:
         return
     # Without GPUs, do not ask TensorFlow for them: it prints long messages.
-    if not nvidia.has_driver() or len(nvidia.visible_gpus(environ)) < 2:
+    visible = nvidia.visible_gpus(environ) if nvidia.has_driver() else ()
+    if len(visible) < 2:
         return
-    config = _tensorflow_config()
+    if visible[0].startswith("MIG-"):
+        _choose_part(rank, visible[local_rank % len(visible)], environ)
+        return
+    tensorflow.when_loaded("gpus", functools.partial(_show_one, rank, local_rank))
+
+
+def _show_one(rank: int, local_rank: int) -> None:
+    config = tensorflow.load().config
     gpus = config.get_visible_devices("GPU")
     if len(gpus) < 2:
         return
@@ -75,17 +85,25 @@ def configure(
             stacklevel=2,
         )
         return
-    name = gpus[number].name.rpartition(":")[2]
+    _say(gpus[number].name.rpartition(":")[2], len(gpus))
+
+
+def _choose_part(rank: int, part: str, environ: MutableMapping[str, str]) -> None:
+    """Show CUDA one part of a GPU."""
+    count = len(nvidia.visible_gpus(environ))
+    if nvidia.is_in_use():
+        warnings.warn(
+            f"rank {rank} | a GPU was in use before ringar.init(): CUDA shows this process the "
+            f"first of {count} parts of GPUs (MIG), as it does the other ranks of this host. Call "
+            "ringar.init() before the first TensorFlow operation, or start the job by ringarrun.",
+            stacklevel=3,
+        )
+        return
+    environ[nvidia.VISIBLE_VARIABLE] = part
+    _say(part, count)
+
+
+def _say(gpu: str, count: int) -> None:
     _log.info(
-        "uses GPU %s, one of %d; %s=all leaves the choice to the program",
-        name,
-        len(gpus),
-        MODE_VARIABLE,
+        "uses GPU %s, one of %d; %s=all leaves the choice to the program", gpu, count, MODE_VARIABLE
     )
-
-
-def _tensorflow_config() -> ModuleType:
-    import tensorflow as tf
-
-    config: ModuleType = tf.config
-    return config

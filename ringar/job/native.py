@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ringar import errors
-from ringar.job import log
+from ringar.job import log, tensorflow
 from ringar.job.native_config import Config as Config
 from ringar.job.native_config import int64s
 
 PATH = pathlib.Path(__file__).parents[1] / "libringar.so"
+OPS_PATH = PATH.with_name("libringar_tensorflow.so")
+"""The library that TensorFlow opens, and so gets the ops of the other."""
 
 _log = log.logger(__name__)
 
@@ -37,7 +39,12 @@ _NO_MEMORY = 1
 """A stand-in for the address of an empty array; the library does not read it."""
 
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
+_NONE = _ALLOCATE()
 _WARN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+_NO_ROWS = np.zeros(0, np.int64)
+_LEAST_POOLED = 256 << 10
+"""The fewest bytes for which the pool of outputs has memory (tf_ops/engine/output_pool.h)."""
 
 
 @_WARN
@@ -46,28 +53,17 @@ def _warn(text: bytes) -> None:
     _log.warning("%s", re.sub(r"^rank \d+ \| ", "", text.decode(errors="replace")))
 
 
-def _tensorflow() -> ModuleType:
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise ImportError(
-            "ringar needs TensorFlow 2.16 or later with Keras 3, found none. "
-            "Install one, for example with: pip install tensorflow keras"
-        ) from error
-    return tf
-
-
 @functools.cache
 def ops() -> ModuleType:
-    """Return the TensorFlow ops of the library, as functions."""
-    if not PATH.exists():
+    """Import TensorFlow, and return the ops of the library, as functions."""
+    tf = tensorflow.load()
+    lib = library()  # first: it must be in the process when TensorFlow opens the other
+    module: ModuleType = tf.load_op_library(str(OPS_PATH))
+    if not lib.ringar_has_tensorflow_ops():
         raise ImportError(
-            f"expected the native library at {PATH}, found none. "
-            "In a checkout run `make`, or `pip install --editable .`; if ringar is installed, too, "
-            "start the program from another folder."
+            "expected TensorFlow's C API in this process (TensorFlow 2.16 or later), found only "
+            f"a part of it in TensorFlow {tf.__version__}"
         )
-    tf = _tensorflow()
-    module: ModuleType = tf.load_op_library(str(PATH))
     return module
 
 
@@ -109,7 +105,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @functools.cache
 def library() -> ctypes.CDLL:
     """Return the library's C interface (tf_ops/include/ringar.h)."""
-    ops()  # first: the library registers its ops when it is opened, if TensorFlow is there
+    if not PATH.exists():
+        raise ImportError(
+            f"expected the native library at {PATH}, found none. "
+            "In a checkout run `make`, or `pip install --editable .`; if ringar is installed, too, "
+            "start the program from another folder."
+        )
     lib = ctypes.CDLL(str(PATH))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name)
@@ -117,11 +118,6 @@ def library() -> ctypes.CDLL:
             function.restype = result
         if arguments:
             function.argtypes = arguments
-    if not lib.ringar_has_tensorflow_ops():
-        raise ImportError(
-            "expected TensorFlow's C API in this process (TensorFlow 2.16 or later), found only "
-            f"a part of it in TensorFlow {_tensorflow().__version__}"
-        )
     lib.ringar_on_warning(_warn)
     return lib
 
@@ -155,8 +151,13 @@ def _describe(
     arrays = (_Array * len(inputs))()
     for i, shape in enumerate(shapes):
         output = outputs[i] if outputs is not None else None
-        arrays[i] = _Array(inputs[i], output, len(shape), int64s(shape))
+        arrays[i] = _Array(inputs[i], output, len(shape), _dims(tuple(shape)))
     return arrays
+
+
+@functools.lru_cache(4096)
+def _dims(shape: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+    return int64s(shape)
 
 
 def _describe_numpy(
@@ -192,7 +193,9 @@ class _PoolHandle:
 def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> np.ndarray:
     """Return an array without values, if possible in memory that the other ranks can write to."""
     element, address = np.dtype(dtype), ctypes.c_void_p()
-    size = int(math.prod(shape)) * element.itemsize
+    size = math.prod(shape) * element.itemsize
+    if size < _LEAST_POOLED:
+        return np.empty(shape, element)
     handle = library().ringar_take_memory(size, ctypes.byref(address))
     if not handle or address.value is None:
         return np.empty(shape, element)
@@ -262,9 +265,12 @@ def run(
         return _address(gathered[index].ctypes.data)
 
     arrays = _describe_numpy(inputs, outputs)
+    if outputs is not None:
+        assert splits is None, "splits are for outputs whose rows the exchange tells"
+        check(library().ringar_run(spec.encode(), arrays, len(arrays), None, 0, None, _NONE, None))
+        return list(outputs), _NO_ROWS
     received = _run(library().ringar_run, spec, arrays, allocate, splits, received_count)
-    results = list(outputs) if outputs is not None else [gathered[i] for i in range(len(inputs))]
-    return results, received
+    return [gathered[i] for i in range(len(inputs))], received
 
 
 def run_on_gpu(

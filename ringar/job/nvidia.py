@@ -5,6 +5,7 @@ The launcher uses this module, too: it imports neither TensorFlow nor CuPy, and 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -19,6 +20,7 @@ VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 _DRIVER = Path("/proc/driver/nvidia")
 _DEVICES = Path("/dev")
+_OPEN_FILES = Path("/proc/self/fd")
 _ENTRY = re.compile(r"\d+|(GPU|MIG)-\S+")
 
 
@@ -48,6 +50,16 @@ def nccl_library(environ: Mapping[str, str] = os.environ) -> str | None:
 def has_driver() -> bool:
     """Return whether the kernel has loaded NVIDIA's driver, and this process can reach it."""
     return _DRIVER.is_dir() or (_DEVICES / "nvidiactl").exists()
+
+
+def is_in_use() -> bool:
+    """Return whether this process has started CUDA, which then holds files of the driver open."""
+    prefix = f"{_DEVICES}/nvidia"
+    for file in _OPEN_FILES.glob("*"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(file).startswith(prefix):
+                return True
+    return False
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from ringar.job import (
     reach,
     settings,
     tcp,
+    tensorflow,
     threads,
     timeline,
 )
@@ -173,6 +174,11 @@ def _prepare(config: native.Config, intra_op: int | None, inter_op: int | None) 
     gpus.configure(config.rank, config.local_rank, config.local_size)
     config.past_caches_bytes = calibration.proposal(config, os.environ)
     native.library()
+    tensorflow.when_loaded("ops", _load_ops)
+
+
+def _load_ops() -> None:
+    native.ops()
 
 
 def _start(config: native.Config, joined: mpi.Place | None) -> None:

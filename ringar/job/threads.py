@@ -15,6 +15,8 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
+from ringar.job import tensorflow
+
 __all__ = ["configure", "cores", "inter_op_threads", "intra_op_threads"]
 
 INTRA_OP_VARIABLE = "RINGAR_INTRA_OP_THREADS"
@@ -54,8 +56,9 @@ def configure(
 ) -> None:
     """Size TensorFlow's thread pools for one of `local_size` ranks of this host.
 
-    `ringar.init()` calls this. Arguments default to RINGAR_INTRA_OP_THREADS and
-    RINGAR_INTER_OP_THREADS, and with several ranks to the rank's share of the cores.
+    `ringar.init()` calls this; it waits for the program to import TensorFlow. Arguments default to
+    RINGAR_INTRA_OP_THREADS and RINGAR_INTER_OP_THREADS, and with several ranks to the rank's share
+    of the cores.
 
     Args:
         intra_op_threads: threads that work on one operation; 0 for TensorFlow's default.
@@ -71,8 +74,12 @@ def configure(
     share = cores(local_size)
     if intra is None and inter is None and local_size == 1 and share >= _MIN_INTER_OP:
         return  # TensorFlow's own defaults are right for the only rank of a host
-    _set("intra_op", share, intra)
-    _set("inter_op", max(_MIN_INTER_OP, share), inter)
+
+    def set_pools() -> None:
+        _set("intra_op", share, intra)
+        _set("inter_op", max(_MIN_INTER_OP, share), inter)
+
+    tensorflow.when_loaded("threads", set_pools)
 
 
 def intra_op_threads() -> int:
@@ -120,7 +127,5 @@ def _set(pool: str, default: int, request: int | None) -> None:
 
 
 def _threading() -> ModuleType:
-    import tensorflow as tf
-
-    threading: ModuleType = tf.config.threading
+    threading: ModuleType = tensorflow.load().config.threading
     return threading

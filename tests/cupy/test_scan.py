@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from ringar.cupy.products import ProductLauncher
 from ringar.cupy.scan import execute
 from ringar.errors import UnsupportedError
 from tests.cupy.common import SIZES, TOLERANCE, arrays, compare, error, serial, standing_in
+from tests.cupy.sanitized import layouts
 from tests.plugin import fast_if
+from tests.plugin.jobs import ROOT
 from tests.standins.cupy_host import Array, HostCupy
 
 pytestmark = pytest.mark.ranks(1)
@@ -116,6 +119,47 @@ def test_kernels_with_every_number_of_steps(host: HostCupy, size: int, per_round
             host.order = levels % 3
             scan_plan = plan.plan(steps, levels, per_round)
             compare(launcher, scan_plan, shape, operands, adjoint=(steps // 4 + levels) % 2 == 0)
+
+
+def sanitized(*fault: str) -> subprocess.CompletedProcess[str]:
+    """Run the kernels of each layout, or a fault, under sanitizers, which come before Python."""
+    query = ["g++", "-print-file-name=libasan.so"]
+    library = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    if not os.path.isabs(library):
+        pytest.skip("no AddressSanitizer")
+    environ = {**os.environ, "LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0"}
+    command = [sys.executable, "-m", "tests.cupy.sanitized", *fault]
+    return subprocess.run(
+        command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.job
+@pytest.mark.deadline(1600)
+@needs_compiler
+def test_kernels_of_each_layout_under_sanitizers() -> None:
+    done = sanitized()
+    assert done.returncode == 0, done.stderr
+    assert f"{len(layouts())} layouts agree with NumPy" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.job
+@pytest.mark.deadline(1600)
+@needs_compiler
+@pytest.mark.parametrize(
+    ("right", "fault", "complaint"),
+    [
+        ("a[k * PITCH + i] *", "a[k * PITCH + i + 4 * RINGAR_CHAIN_REALS] *", "use-after-poison"),
+        ("nodes[number * SQUARE", "nodes[(number + 1) * SQUARE", "heap-buffer-overflow"),
+        ("Quad*>(a + k * PITCH + i)", "Quad*>(a + k * PITCH + i + 1)", "misaligned address"),
+    ],
+)
+def test_sanitizers_find_faults(right: str, fault: str, complaint: str) -> None:
+    done = sanitized(right, fault)
+    assert done.returncode != 0
+    assert complaint in done.stderr
 
 
 @needs_compiler

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 import ringar
-from ringar import hooks
 from ringar.job import place
 
 pytestmark = pytest.mark.ranks(1)
@@ -57,25 +53,3 @@ def test_the_first_batches_of_all_ranks_are_the_first_rows(
         [[1, 4], [7, 10], [13]],
         [[2, 5], [8, 11]],
     ]
-
-
-class Other(keras.utils.PyDataset):
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return np.zeros([2, 1])
-
-
-def test_its_pipeline_is_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "size", lambda: 1)
-    monkeypatch.setattr(place, "rank", lambda: 0)
-    hooks.install("untuned pipelines of elastic jobs")
-
-    def pipeline(data: keras.utils.PyDataset) -> tf.data.Dataset:
-        return PyDatasetAdapter(data).get_tf_dataset()
-
-    elastic = pipeline(ringar.elastic.Dataset(np.arange(6.0).reshape(3, 2), batch_size=2))
-    assert elastic.options().autotune.enabled is False
-    assert [batch[0].numpy().tolist() for batch in elastic] == [[[0, 1], [2, 3]], [[4, 5]]]
-    assert pipeline(Other()).options().autotune.enabled is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -65,6 +66,19 @@ def test_options() -> None:
         words = translated(*line.split())
         assert words == expected.split()
         options.parser().parse_args(words)
+
+
+def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["-np", "2", "--help", "--jsrun"]) == 0
+    text = capsys.readouterr().out
+    tables = (launch._TRANSLATED, launch._FLAGS, launch._IDLE, launch._IDLE_FLAGS, launch._REFUSED)
+    names = {name for table in tables for name in table} | launch._SHARED
+    listed = set(re.findall(r"-[-\w]+", text))
+    assert names | {"--blacklist-cooldown-range"} <= listed
+    assert set(options.parser()._option_string_actions) >= launch._SHARED
+    flat = " ".join(text.split())
+    assert "--fusion-threshold-mb 64 becomes -x HOROVOD_FUSION_THRESHOLD=67108864" in flat
+    assert all(why in flat for why in launch._IDLE.values())
 
 
 def test_options_without_effect_say_so() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from ringar.launchers.supervise import failures
 from ringar.launchers.supervise.ranks import ExitStatus
+from tests.plugin.jobs import ROOT
 
 
 def a_rank(
@@ -53,6 +54,40 @@ def test_last_words_are_those_of_the_cause() -> None:
     _, tail = failures.report([other, first], [other, first])
     assert tail[1:] == [b"[3] a", b"[3] b"]
     assert failures.report([first], [first])[1] == []
+
+
+LOSS_IN_A_GRAPH = (
+    b"tensorflow.python.framework.errors_impl.AbortedError: Graph execution error:",
+    b"Detected at node RingarAllreduce",
+    b'rank 2 | allreduce "loss": expected all ranks to take part, but rank 1 is gone',
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "heading"),
+    [
+        (LOSS, b"peerlosterror"),
+        (LOSS_IN_A_GRAPH, b"peerlosterror"),
+        ((b"ringar.errors.NotInitializedError: ringar is not",), b"notinitializederror"),
+        ((*LOSS, b"ringar.errors.MismatchError: rank 0 | allreduce"), b"mismatcherror"),
+        ((b"tensorflow.python.framework.errors_impl.AbortedError: the queue is closed",), None),
+        ((b"ValueError: rank 0 | boom",), None),
+    ],
+)
+def test_an_error_of_ringar_names_its_place_in_the_guide(
+    words: tuple[bytes, ...], heading: bytes | None
+) -> None:
+    first, other = a_rank(0, words=words), a_rank(1)
+    _, tail = failures.report([first, other], [first])
+    lines = [line for line in tail if line.startswith(b"ringarrun: see")]
+    assert lines == ([b"ringarrun: see docs/troubleshooting.md#" + heading] if heading else [])
+    assert not lines or tail[-1] == lines[0]
+
+
+def test_the_guide_has_the_headings_that_reports_name() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text().lower()
+    for heading in set(failures._HEADINGS.values()):
+        assert f"### {heading}\n" in page
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,8 @@ def test_describe() -> None:
     assert gpus.describe({7: "GPU-a"}, "local rank") == "local rank 7 has GPU GPU-a"
     shared = gpus.describe({0: "0", 1: "1", 2: "0", 3: "1", 4: "0"})
     assert shared.startswith(f"ranks 0, 2 and 4 have GPU 0, ranks 1 and 3 GPU 1{NCCL}")
+    parts = gpus.describe({0: "MIG-1a", 1: "MIG-2b"})
+    assert "; between ranks on parts of one GPU (MIG), NCCL needs to be 2.30 or later" in parts
     shared = gpus.describe({0: "0", 1: "1", 2: "0"})
     assert shared.startswith(f"ranks 0 and 2 have GPU 0, rank 1 GPU 1{NCCL}")
 

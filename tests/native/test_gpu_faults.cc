@@ -16,36 +16,10 @@
 namespace ringar::test {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-// Arrays stay until the process ends: after an error a stream may still use them.
-TestRequest& request_for(const std::string& spec) {
-  static auto& all = *new std::vector<std::unique_ptr<TestRequest>>;
-  all.push_back(std::make_unique<TestRequest>(spec));
-  return *all.back();
-}
-
-Status allreduce(Engine& engine, const Rank& me, const std::string& name,
-                 const std::string& options = "") {
-  TestRequest& request =
-      request_for("allreduce dtype=float32 op=sum postscale=0.5 " + options + "name=" + name);
-  add_ones(request, me.rank, 1000);
-  request.gpu.emplace();
-  RINGAR_RETURN_IF_ERROR(engine.run(request));
-  RINGAR_RETURN_IF_ERROR(engine.synchronize_gpu());
-  EXPECT_EQ(reinterpret_cast<const float*>(request.output(0).data())[7],
-            static_cast<float>(me.size * (me.size + 1)) / 4);
-  return {};
-}
-
 // A bit of everything; the first error.
 Status some_collectives(Engine& engine, const Rank& me, const std::string& options) {
   int id = -1;
-  RINGAR_RETURN_IF_ERROR(allreduce(engine, me, "first", options));
+  RINGAR_RETURN_IF_ERROR(allreduce_on_gpu(engine, me, "first", options));
   RINGAR_RETURN_IF_ERROR(engine.add_process_set({1, 0}, &id));
   for (const char* spec : {"allgather", "alltoall", "broadcast", "reducescatter"}) {
     TestRequest& request = request_for(std::string(spec) + " dtype=float32 op=sum name=" + spec);
@@ -61,7 +35,7 @@ Status some_collectives(Engine& engine, const Rank& me, const std::string& optio
     RINGAR_RETURN_IF_ERROR(engine.run(request));
   }
   RINGAR_RETURN_IF_ERROR(engine.synchronize_gpu());
-  return allreduce(engine, me, "last", options);
+  return allreduce_on_gpu(engine, me, "last", options);
 }
 
 // The sanitizers see all ways of failing in the first ones.
@@ -76,6 +50,8 @@ constexpr int kTimes[] = {1, 2, 3, 5};
 const char* const kCalls[] = {"cuInit",
                               "cuDeviceGet",
                               "cuDeviceGetCount",
+                              "cuDeviceGetPCIBusId",
+                              "cuStreamGetCtx",
                               "cuDriverGetVersion",
                               "cuDevicePrimaryCtxRetain",
                               "cuCtxPushCurrent",
@@ -180,7 +156,7 @@ std::vector<Ending> die_in_collectives(int size, int count) {
     me.config.deadline = 8;
     {
       const auto engine = start_with_gpu(me);
-      EXPECT_OK(allreduce(*engine, me, "first"));
+      EXPECT_OK(allreduce_on_gpu(*engine, me, "first"));
       int pair = -1;
       EXPECT_OK(engine->add_process_set({0, 1}, &pair));
       if (me.rank == 1)
@@ -209,7 +185,7 @@ std::vector<Ending> die_in_collectives(int size, int count) {
       EXPECT(seconds_since(begin) < 15);
       for (const TestRequest* request : requests)
         for (std::byte byte : request->output(0)) EXPECT(byte == std::byte{0xFF});
-      EXPECT_EQ(allreduce(*engine, me, "afterwards").code(), status.code());
+      EXPECT_EQ(allreduce_on_gpu(*engine, me, "afterwards").code(), status.code());
       EXPECT(engine->has_failed());
     }
     expect_clean_gpu();
@@ -231,7 +207,7 @@ TEST(gpu_error_that_nccl_reports_later) {
     me.config.deadline = 10;
     {
       const auto engine = start_with_gpu(me);
-      EXPECT_OK(allreduce(*engine, me, "first"));
+      EXPECT_OK(allreduce_on_gpu(*engine, me, "first"));
       int pair = -1;
       EXPECT_OK(engine->add_process_set({0, 1}, &pair));
       if (me.rank == 0) gpu_standin().fail_later("ncclAllReduce", 1);
@@ -251,7 +227,7 @@ TEST(gpu_error_that_nccl_reports_later) {
                       me.rank == 0 ? "NCCL failed with remote process" : "rank 0");
       for (const auto& request : requests)
         for (std::byte byte : request->output(0)) EXPECT(byte == std::byte{0xFF});
-      EXPECT(!allreduce(*engine, me, "afterwards").ok());
+      EXPECT(!allreduce_on_gpu(*engine, me, "afterwards").ok());
       me.meet(0);
     }
     expect_clean_gpu();
@@ -284,7 +260,7 @@ TEST(gpu_refuses_an_nccl_that_another_one_gets_into) {
     (void)gpu_standin();
     if (me.rank == 1) EXPECT(dlopen(RINGAR_OTHER_NCCL, RTLD_NOW | RTLD_GLOBAL) != nullptr);
     const auto engine = start_with_gpu(me);
-    const Status status = allreduce(*engine, me, "x");
+    const Status status = allreduce_on_gpu(*engine, me, "x");
     EXPECT_EQ(status.code(), RINGAR_MISMATCH);
     EXPECT_CONTAINS(status.message(), "rank 1: allreduce");
     EXPECT_CONTAINS(status.message(), "pip install nvidia-nccl-cu12==2.25.1, or -cu13");
@@ -298,7 +274,7 @@ TEST(gpu_libraries_that_are_not_there) {
     if (me.rank == 0) me.config.cuda_library = me.config.nccl_library = RINGAR_GPU_STANDIN;
     if (me.rank == 1) me.config.cuda_library = "/nowhere/libcuda.so.1";
     const auto engine = me.start();
-    const Status status = allreduce(*engine, me, "x");
+    const Status status = allreduce_on_gpu(*engine, me, "x");
     EXPECT_EQ(status.code(), RINGAR_MISMATCH);
     EXPECT_CONTAINS(status.message(), "rank 1: allreduce");
     EXPECT_CONTAINS(status.message(), "/nowhere/libcuda.so.1");

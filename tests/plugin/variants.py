@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 
 def fast_if(condition: object, *values: object) -> object:
     """Return the values of a variant for `parametrize`, slow unless the condition holds."""
+    import pytest  # here, for benchmarks use `tests.plugin.jobs` without pytest
+
     return pytest.param(*values, marks=[] if condition else [pytest.mark.slow])

@@ -19,6 +19,13 @@
 #include <utility>
 #include <vector>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, bytes)
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes)
+#endif
+
 #define __global__
 #define __device__
 #define __shared__
@@ -173,7 +180,10 @@ const char* launch(void (*kernel)(T...), void* shared, size_t capacity, unsigned
   for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
     std::memset(bytes, 0xFF, shared_bytes);  // NaN as float and as double
     std::memset(bytes + shared_bytes, kBehind, 64);
-    if (!run_block(block, order)) return failure.c_str();
+    ASAN_POISON_MEMORY_REGION(bytes + shared_bytes, capacity - shared_bytes);
+    const bool done = run_block(block, order);
+    ASAN_UNPOISON_MEMORY_REGION(bytes + shared_bytes, capacity - shared_bytes);
+    if (!done) return failure.c_str();
     for (int i = 0; i < 64; ++i) {
       if (bytes[shared_bytes + i] != kBehind) return "wrote behind the shared memory";
     }

@@ -39,28 +39,45 @@ extern "C" const char* {name}_{kernel}(unsigned grid, unsigned block, size_t byt
 
 
 class Compiled:
-    """The kernels of one source for several lists of options, in shared libraries."""
+    """The kernels of one source for several lists of options, in shared libraries.
 
-    def __init__(self, folder: Path, source: str, options: Sequence[tuple[str, ...]]) -> None:
+    Args:
+        folder: where they are compiled.
+        source: the kernels.
+        options: lists of NVRTC's options.
+        flags: more of the compiler's.
+        limit: seconds after which the compiler counts as hung.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        source: str,
+        options: Sequence[tuple[str, ...]],
+        flags: Sequence[str] = (),
+        limit: float = 120,
+    ) -> None:
         (folder / "kernels.cu").write_text(source)
         self.units: dict[tuple[str, ...], tuple[ctypes.CDLL, str]] = {}
         halves = [options[0::2], options[1::2]]
-        started = [_compiler(folder, number, half) for number, half in enumerate(halves) if half]
+        started = [_compiler(folder, i, half, flags) for i, half in enumerate(halves) if half]
         for process, target, half in started:
-            output, _ = process.communicate(timeout=120)
+            output, _ = process.communicate(timeout=limit)
             if process.returncode:
                 raise RuntimeError(f"the kernels do not compile for the host:\n{output}")
             library = ctypes.CDLL(str(target))
             self.units.update({words: (library, f"unit{i}") for i, words in enumerate(half)})
 
 
-def _compiler(folder: Path, number: int, options: Sequence[tuple[str, ...]]) -> Any:
+def _compiler(
+    folder: Path, number: int, options: Sequence[tuple[str, ...]], flags: Sequence[str]
+) -> Any:
     file, target = folder / f"host{number}.cc", folder / f"host{number}.so"
     units = [_unit(f"unit{i}", words) for i, words in enumerate(options)]
     text = '#include "cuda_host.h"\n#define RINGAR_EXPORT static\n' + "".join(units)
     file.write_text(text)
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE",
-               f"-I{FOLDER}", f"-I{folder}", "-o", str(target), str(file)]  # fmt: skip
+               *flags, f"-I{FOLDER}", f"-I{folder}", "-o", str(target), str(file)]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return process, target, options
 

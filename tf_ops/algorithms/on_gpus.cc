@@ -66,7 +66,43 @@ class Handshake : public InternalRequest {
 struct Invitation {
   nccl::UniqueId id;
   char why_not[384];
+  Card card;
 };
+
+// NCCL knows a GPU by its place on the bus, which the parts of a GPU (MIG) share. From 2.30 on
+// ranks share a GPU where they ask for it.
+bool are_too_close(const Card& a, const Card& b) {
+  const bool may_share = a.nccl_version >= kSharesGpus && a.shares && b.shares;
+  return !may_share && std::strcmp(a.bus, b.bus) == 0;
+}
+
+// Why NCCL would refuse these ranks, or wait for ever: an error on all ranks alike.
+Status refuse_cards(const Communicator& c, const Exchange& exchange) {
+  const auto card = [&](int rank) {
+    return reinterpret_cast<const Invitation*>(exchange.of(rank))->card;
+  };
+  const auto host = [&](int rank) {
+    return c.world().topology.host_of(c.ranks()[static_cast<size_t>(rank)]);
+  };
+  const auto name = [&](int rank) {
+    return "rank " + std::to_string(c.ranks()[static_cast<size_t>(rank)]);
+  };
+  const int version = card(0).nccl_version;
+  for (int b = 1; b < c.size(); ++b) {
+    if (card(b).nccl_version != version)
+      return {RINGAR_MISMATCH, "expected one version of NCCL on all ranks, received " +
+                                   version_text(version) + " on " + name(0) + " and " +
+                                   version_text(card(b).nccl_version) + " on " + name(b) +
+                                   "; install the same on all hosts"};
+    for (int a = 0; a < b; ++a)
+      if (host(a) == host(b) && are_too_close(card(a), card(b)))
+        return {RINGAR_MISMATCH, "expected a GPU for each rank, received GPU " +
+                                     std::string(card(b).bus) + " for " + name(a) + " and " +
+                                     name(b) + ", which NCCL " + version_text(version) +
+                                     " refuses. " + kOneGpuEach};
+  }
+  return {};
+}
 
 // Appends the row counts that the others need from this rank; false if they need none.
 bool rows_of(const Request& request, int ranks, std::vector<int64_t>* counts) {
@@ -286,8 +322,8 @@ Status enqueue(Communicator& c, Request& request, const std::shared_ptr<Enqueued
   GpuCommunicator& group = *c.gpus();
   RINGAR_RETURN_IF_ERROR(open_gpus(c, group, 0, request.spec));
   gpu.watch().make_room();
-  const std::lock_guard<std::mutex> lock(group.mutex());
-  RINGAR_RETURN_IF_ERROR(group.failure());  // that the watch has seen meanwhile
+  std::unique_lock<std::mutex> locked;
+  RINGAR_RETURN_IF_ERROR(group.lock(&locked));
   NcclCommunicator& communicator = group.communicator();
   nccl::RedOp op = nccl::kSum;
   if (reduces(request.spec.collective))
@@ -311,6 +347,7 @@ Status handshake_on_hosts(Communicator& c, const Spec& spec) {
 Status open_gpus(Communicator& c, GpuCommunicator& group, int first, const Spec& spec) {
   if (group.is_open()) return {};
   Invitation draft{};
+  draft.card = c.world().gpu->card();
   if (group.rank() == 0) {
     const Status status = RINGAR_NCCL(c.world().gpu->nccl(), GetUniqueId, &draft.id);
     const std::string why = status.ok() ? "" : c.op_state().prefix() + status.message();
@@ -320,6 +357,7 @@ Status open_gpus(Communicator& c, GpuCommunicator& group, int first, const Spec&
   Invitation invitation = draft;
   if (c.size() > 1) {
     RINGAR_RETURN_IF_ERROR(c.run_on_hosts(exchange));
+    RINGAR_RETURN_IF_ERROR(refuse_cards(c, exchange));
     std::memcpy(&invitation, exchange.of(first), sizeof invitation);
   }
   if (invitation.why_not[0] != '\0') return {RINGAR_DEVICE, invitation.why_not};
@@ -343,7 +381,9 @@ Status run_on_gpus(Communicator& c, Request& request) {
   entry->group = by_hosts ? c.gpus_here().get() : c.gpus().get();
   const Status enqueued =
       by_hosts ? enqueue_hierarchical(c, request, entry) : enqueue(c, request, entry);
-  if (!enqueued.ok()) {
+  if (enqueued.code() == RINGAR_MISMATCH) {
+    request.gpu->enqueued = nullptr;  // all ranks have refused, and can go on
+  } else if (!enqueued.ok()) {
     gpu.watch().fail(*entry->group, {enqueued.code(), c.op_state().prefix() + enqueued.message()});
     // The caller may let go of arrays that NCCL still reads and writes.
     (void)gpu.watch().comes_to_rest();

@@ -165,8 +165,8 @@ Status enqueue_hierarchical(Communicator& c, const Request& request,
   RINGAR_RETURN_IF_ERROR(open_gpus(c, gpus, c.first_here(), request.spec));
   Hierarchy hierarchy(c, request);
   RINGAR_RETURN_IF_ERROR(hierarchy.prepare());
-  const std::lock_guard<std::mutex> lock(gpus.mutex());
-  RINGAR_RETURN_IF_ERROR(gpus.failure());
+  std::unique_lock<std::mutex> locked;
+  RINGAR_RETURN_IF_ERROR(gpus.lock(&locked));
   nccl::RedOp op = nccl::kSum;
   RINGAR_RETURN_IF_ERROR(gpus.communicator().acquire(request.spec.op, request.spec.dtype,
                                                      factor_of(request.spec), &op));

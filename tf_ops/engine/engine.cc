@@ -44,7 +44,8 @@ Engine::Engine(const ringar_config& config, std::unique_ptr<Link> link)
                         : kInlineBytesBetweenHosts),
       link_(std::move(link)),
       gpu_(std::make_unique<Gpu>(config.cuda_library ? config.cuda_library : "",
-                                 config.nccl_library ? config.nccl_library : "")) {
+                                 config.nccl_library ? config.nccl_library : "", config.deadline,
+                                 [this](const Status& why) { (void)gpu_has_failed("GPU", why); })) {
   world_.topology = Topology::of(config);
   world_.timeouts = {config.deadline, config.stall_warning, 0, &stopping_};
   world_.link = link_.get();
@@ -162,6 +163,7 @@ Status Engine::join_host() {
 
 Engine::~Engine() {
   stop();
+  gpu_->forget_sets();
 }
 
 void Engine::stop() {

@@ -1,11 +1,16 @@
 #include "engine/gpu.h"
 
+#include <cstdlib>
 #include <utility>
 
 namespace ringar {
 
-Gpu::Gpu(std::string cuda_library, std::string nccl_library)
-    : cuda_library_(std::move(cuda_library)), nccl_library_(std::move(nccl_library)) {}
+Gpu::Gpu(std::string cuda_library, std::string nccl_library, double deadline,
+         GpuMonitor::Report hangs)
+    : cuda_library_(std::move(cuda_library)),
+      nccl_library_(std::move(nccl_library)),
+      deadline_(deadline),
+      hangs_(std::move(hangs)) {}
 
 Gpu::~Gpu() {
   close();
@@ -30,6 +35,7 @@ bool Gpu::is_open() {
 }
 
 Status Gpu::open(int device) {
+  if (!monitor_) monitor_.emplace(deadline_, hangs_);
   RINGAR_RETURN_IF_ERROR(open_cuda(cuda_library_, &driver_));
   RINGAR_RETURN_IF_ERROR(open_nccl(nccl_library_, &nccl_));
   int count = 0;
@@ -38,6 +44,7 @@ Status Gpu::open(int device) {
     return {RINGAR_MISMATCH, "expected a GPU from 0 to " + std::to_string(count - 1) +
                                  ", received " + std::to_string(device)};
   RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, DeviceGet, &handle_, device));
+  RINGAR_RETURN_IF_ERROR(identify());
   RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, DevicePrimaryCtxRetain, &context_, handle_));
   device_ = device;
   const CurrentContext current(*driver_, context_);
@@ -46,6 +53,17 @@ Status Gpu::open(int device) {
   RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, EventCreate, &ready_, cuda::kEventDisableTiming));
   watch_ = std::make_unique<GpuWatch>(*driver_, context_, stream_);
   return watch_->open();
+}
+
+Status Gpu::identify() {
+  const char* const shares = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  card_.shares = shares && std::atoi(shares) != 0;
+  card_.nccl_version = nccl_->version;
+  return RINGAR_CUDA(*driver_, DeviceGetPCIBusId, card_.bus, sizeof card_.bus, handle_);
+}
+
+void Gpu::forget_sets() {
+  if (monitor_) monitor_->forget_report();
 }
 
 // Work that does not end on the GPU may still use all of it.
@@ -114,7 +132,15 @@ Status Gpu::refuse_stream(void* stream) const {
   int capturing = cuda::kCaptureNone;
   RINGAR_RETURN_IF_ERROR(
       RINGAR_CUDA(*driver_, StreamIsCapturing, static_cast<cuda::Stream>(stream), &capturing));
-  if (capturing == cuda::kCaptureNone) return {};
+  cuda::Context context = nullptr;
+  if (capturing == cuda::kCaptureNone) {
+    RINGAR_RETURN_IF_ERROR(
+        RINGAR_CUDA(*driver_, StreamGetCtx, static_cast<cuda::Stream>(stream), &context));
+    if (context == context_) return {};
+    return {RINGAR_MISMATCH,
+            "expected a stream of the primary context of GPU " + std::to_string(device_) +
+                ", in which TensorFlow and CuPy work, received one of another context or GPU"};
+  }
   return {RINGAR_MISMATCH,
           "expected a stream that runs what it is given, received one that captures a CUDA graph; "
           "leave collectives out of graphs"};

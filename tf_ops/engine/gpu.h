@@ -11,8 +11,10 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
+#include "engine/gpu_monitor.h"
 #include "engine/gpu_watch.h"
 #include "engine/status.h"
 #include "links/cuda.h"
@@ -20,10 +22,19 @@
 
 namespace ringar {
 
+// What tells a rank's GPU from those of others.
+struct Card {
+  char bus[16];  // its place on the host; the parts of a GPU (MIG) have that of the GPU
+  int nccl_version;
+  bool shares;  // the process has asked NCCL to let ranks share a GPU
+};
+
 class Gpu {
  public:
-  // Files to open when they are needed, or empty: those of the system.
-  Gpu(std::string cuda_library, std::string nccl_library);
+  // Files to open when they are needed, or empty: those of the system. `hangs` is told of a call
+  // that has not returned by the deadline.
+  Gpu(std::string cuda_library, std::string nccl_library, double deadline,
+      GpuMonitor::Report hangs);
   ~Gpu();
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
@@ -44,6 +55,7 @@ class Gpu {
   cuda::Context context() const { return context_; }
   cuda::Stream stream() const { return stream_; }
   GpuWatch& watch() { return *watch_; }
+  const Card& card() const { return card_; }
 
   Status refuse_stream(void* stream) const;
   // Has ringar's stream wait for what is in the caller's.
@@ -64,22 +76,29 @@ class Gpu {
 
   // Nothing is left on the device afterwards. Communicators are closed before.
   void close();
+  // The process sets end: there is nobody left to tell of a call that hangs.
+  void forget_sets();
 
  private:
   Status open(int device);
+  Status identify();
   void free(Staging& staging);
 
   const std::string cuda_library_, nccl_library_;
+  const double deadline_;
+  const GpuMonitor::Report hangs_;
   std::mutex opening_, order_;
   const Cuda* driver_ = nullptr;
   const Nccl* nccl_ = nullptr;
   int device_ = -1;
   cuda::Device handle_ = 0;
+  Card card_{};
   cuda::Context context_ = nullptr;
   cuda::Stream stream_ = nullptr;
   cuda::Event ready_ = nullptr;
   std::unique_ptr<GpuWatch> watch_;
   Staging staging_[2];
+  std::optional<GpuMonitor> monitor_;  // ends last: what ends before may hang
 };
 
 }  // namespace ringar

@@ -1,5 +1,6 @@
 #include "engine/gpu_communicator.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/wait.h"
@@ -8,8 +9,8 @@ namespace ringar {
 namespace {
 
 // Closing waits for the other ranks: their GPUs may still read from this one's memory.
-constexpr double kFarewell = 30;       // seconds
-constexpr double kAbortDeadline = 10;  // of a thread that aborts
+constexpr double kFarewell = 30;     // seconds
+constexpr double kEndDeadline = 10;  // of a call that ends a communicator
 
 Timeouts without_stop(Timeouts timeouts) {
   timeouts.stop = nullptr;
@@ -28,35 +29,59 @@ GpuCommunicator::GpuCommunicator(std::vector<int> job_ranks, int rank, const Wor
       broken_(std::move(broken)) {}
 
 Status GpuCommunicator::open(const nccl::UniqueId& id) {
-  return NcclCommunicator::create(gpu().nccl(), id, size(), rank_, watchdog(), &communicator_);
+  Fresh fresh;
+  const Status made = NcclCommunicator::create(gpu().nccl(), id, size(), rank_, watchdog(), &fresh);
+  return keep(made, std::move(fresh));
+}
+
+// Nobody waits for the abort, which joins the threads that NCCL has started: they may be stuck.
+Status GpuCommunicator::keep(const Status& made, Fresh fresh) {
+  if (made.ok()) {
+    communicator_ = std::move(fresh);
+  } else if (fresh) {
+    gpu().watch().run_apart(0, [left = std::shared_ptr(std::move(fresh))] { left->abort(); });
+  }
+  return made;
+}
+
+Status GpuCommunicator::lock(std::unique_lock<std::mutex>* lock) {
+  *lock = std::unique_lock(mutex_, std::defer_lock);
+  const auto look = [&](bool* done) -> Status {
+    *done = lock->try_lock();
+    return failure();
+  };
+  return wait_until(Rest::for_gpu(), nullptr, look);
 }
 
 // Ranks of a part are ordered by their places in it; parts do not overlap, and are told apart by
 // the first rank of each.
 Status GpuCommunicator::split(GpuCommunicator* part) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  std::unique_ptr<NcclCommunicator> communicator;
+  std::unique_lock<std::mutex> locked;
+  RINGAR_RETURN_IF_ERROR(lock(&locked));
+  Fresh fresh;
   const int color = part ? part->job_ranks_.front() : nccl::kSplitNoColor;
-  RINGAR_RETURN_IF_ERROR(
-      communicator_->split(color, part ? part->rank_ : 0, watchdog(), &communicator));
-  if (part) part->communicator_ = std::move(communicator);
-  return {};
+  const Status made = communicator_->split(color, part ? part->rank_ : 0, watchdog(), &fresh);
+  return part ? part->keep(made, std::move(fresh)) : made;
 }
 
 void GpuCommunicator::close(bool in_order) {
   std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
   // An abort that does not end has the communicator for ever.
-  if (!wait_at_most(kAbortDeadline, {}, [&] { return lock.try_lock(); })) return;
+  if (!wait_at_most(kEndDeadline, {}, [&] { return lock.try_lock(); })) return;
   if (!communicator_) return;
-  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(kFarewell);
+  const double farewell = std::min(kFarewell, timeouts_.deadline);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(farewell);
   const auto wait = [&]() -> Status {
     const std::string why = trouble();
     if (why.empty() && std::chrono::steady_clock::now() < until) return {};
     return {RINGAR_PEER_LOST, "not all ranks have closed their communicators: " + why};
   };
-  // A rank that does not come to the farewell does not hold this one back: destroying aborts.
-  if (in_order && !is_broken()) (void)communicator_->finish(wait);
-  communicator_.reset();
+  // A rank that does not come to the farewell does not hold this one back.
+  const bool in_peace = in_order && !is_broken() && communicator_->finalize(wait).ok();
+  gpu().watch().run_apart(std::min(kEndDeadline, timeouts_.deadline),
+                          [in_peace, last = std::shared_ptr(std::move(communicator_))] {
+                            in_peace ? (void)last->destroy() : last->abort();
+                          });
 }
 
 NcclCommunicator::Wait GpuCommunicator::watchdog() const {

@@ -30,8 +30,9 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
   int size() const { return static_cast<int>(job_ranks_.size()); }
   Gpu& gpu() const { return *world_.gpu; }
 
-  // Who uses the communicator holds this; abort() waits for it.
-  std::mutex& mutex() { return mutex_; }
+  // Who uses the communicator has locked it; abort() waits for that. An error if it is broken, and
+  // then an abort may have it for ever.
+  Status lock(std::unique_lock<std::mutex>* lock);
   bool is_open() const { return communicator_ != nullptr; }
   NcclCommunicator& communicator() { return *communicator_; }
   Status open(const nccl::UniqueId& id);
@@ -59,6 +60,10 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
   void abort();
 
  private:
+  using Fresh = std::unique_ptr<NcclCommunicator>;
+  // Keeps a new communicator, or aborts what an error has left of it.
+  Status keep(const Status& made, Fresh fresh);
+
   const std::vector<int> job_ranks_;
   const int rank_;
   const World& world_;

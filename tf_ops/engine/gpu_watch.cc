@@ -14,11 +14,12 @@ namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(20);
 
-// Data that a rank has sent before it was lost may still be on their way to this GPU.
+// Data that a rank has sent before it was lost may still be on their way to this GPU, and NCCL sees
+// the end of a connection before anybody knows whose it was.
 constexpr double kGrace = 1;  // seconds
 // A GPU on which not even an aborted kernel ends is not waited for any longer.
-constexpr auto kAbortDeadline = std::chrono::seconds(60);
-constexpr double kRestDeadline = 5;  // seconds
+constexpr double kAbortDeadline = 60;  // seconds
+constexpr double kRestDeadline = 5;    // seconds
 
 constexpr size_t kPoisonAtOnce = 256;  // operations
 constexpr unsigned char kNoNumber = 0xFF;
@@ -89,19 +90,18 @@ bool GpuWatch::close() {
 
 bool GpuWatch::comes_to_rest() {
   Lock lock(mutex_);
-  const auto aborting = aborting_;
+  const auto apart = apart_;
   cuda::Event end = nullptr;
   if (!take_event(&end).ok()) return false;
   lock.unlock();
-  const auto has_ended = [](const auto& abort) { return abort->load(); };
+  const auto has_ended = [](const auto& call) { return call->load(); };
   const auto rests_in = [&](cuda::Stream stream) {
     return driver_.EventRecord(end, stream) == cuda::kSuccess &&
            wait_at_most(kRestDeadline, Rest::for_gpu(),
                         [&] { return driver_.EventQuery(end) != cuda::kNotReady; });
   };
-  bool rests = wait_at_most(kRestDeadline, Rest::for_gpu(), [&] {
-    return std::all_of(aborting.begin(), aborting.end(), has_ended);
-  });
+  bool rests = wait_at_most(kRestDeadline, Rest::for_gpu(),
+                            [&] { return std::all_of(apart.begin(), apart.end(), has_ended); });
   // Both streams use the fences, the poisoning stream from the moment when they are opened.
   rests = rests && rests_in(stream_) && (!poisoning_ || rests_in(poisoning_));
   lock.lock();
@@ -177,15 +177,31 @@ void GpuWatch::fail_all(const Status& why) {
 void GpuWatch::break_group(GpuCommunicator& group, const Status& why) {
   if (group.is_broken()) return;
   group.broke(why);
-  aborting_.push_back(std::make_shared<std::atomic<bool>>(false));
-  std::thread([&driver = driver_, context = context_, shared_group = group.shared_from_this(),
-               flag = aborting_.back()] {
+  start_apart([shared_group = group.shared_from_this()] { shared_group->abort(); });
+}
+
+std::shared_ptr<std::atomic<bool>> GpuWatch::start_apart(std::function<void()> call) {
+  const auto has_ended = [](const auto& past) { return past->load(); };
+  apart_.erase(std::remove_if(apart_.begin(), apart_.end(), has_ended), apart_.end());
+  apart_.push_back(std::make_shared<std::atomic<bool>>(false));
+  std::thread([&driver = driver_, context = context_, call = std::move(call),
+               flag = apart_.back()]() mutable {
+    PendingCall::ignore_on_this_thread();
     {
       const CurrentContext current(driver, context);
-      shared_group->abort();
+      call();
     }
+    call = nullptr;
     flag->store(true);
   }).detach();
+  return apart_.back();
+}
+
+void GpuWatch::run_apart(double seconds, std::function<void()> call) {
+  Lock lock(mutex_);
+  const auto has_ended = start_apart(std::move(call));
+  lock.unlock();
+  (void)wait_at_most(seconds, Rest::for_gpu(), [&] { return has_ended->load(); });
 }
 
 // False for a collective that has passed its fence already: it ended before the failure.
@@ -235,8 +251,10 @@ void GpuWatch::look() {
       break_group(*front.group, first_failure_);
       if (front.failure.ok()) retire_front();  // it had just passed its fence
     } else {
-      const auto waited = std::chrono::steady_clock::now() - front.failed_at;
-      if (answer == cuda::kNotReady && waited < kAbortDeadline) return;
+      const std::chrono::duration<double> waited =
+          std::chrono::steady_clock::now() - front.failed_at;
+      const double deadline = front.group->timeouts_past_shutdown().deadline;
+      if (answer == cuda::kNotReady && waited.count() < std::min(kAbortDeadline, deadline)) return;
       has_stuck_ = true;
       retire_front();
     }
@@ -251,16 +269,20 @@ bool GpuWatch::has_ended(const Enqueued& entry, cuda::Result* answer) const {
 
 // An error if the oldest collective under way will never end.
 Status GpuWatch::check(Enqueued& front) {
-  RINGAR_RETURN_IF_ERROR(front.group->asynchronous_error());
+  const Status of_nccl = front.group->asynchronous_error();
   const auto why = [&] { return front.group->trouble(); };
   const auto whom = [] {
     return std::string("unknown (all have enqueued it; it does not end on one of their GPUs)");
   };
   const Status trouble = watchdog_->check(why, whom);
-  if (trouble.ok() || trouble.code() == RINGAR_DEADLINE) return trouble;
+  if (trouble.code() == RINGAR_DEADLINE) return trouble;
   if (trouble_.ok()) trouble_since_ = watchdog_->seconds();
-  trouble_ = trouble;
-  return watchdog_->seconds() - trouble_since_ < kGrace ? Status() : trouble;
+  if (!trouble.ok())
+    trouble_ = of_nccl.ok() ? trouble
+                            : Status(trouble.code(), trouble.message() + "; " + of_nccl.message());
+  else if (trouble_.ok())
+    trouble_ = of_nccl;
+  return watchdog_->seconds() - trouble_since_ < kGrace ? Status() : trouble_;
 }
 
 void GpuWatch::retire_front() {

@@ -76,6 +76,8 @@ class GpuWatch {
   // Ends all collectives under way with an error, and aborts their communicators and that of
   // `group`, whose kernels a failed call may have left in the stream.
   void fail(GpuCommunicator& group, const Status& why);
+  // Runs a call that may never return in a thread of its own, and waits for it for so many seconds.
+  void run_apart(double seconds, std::function<void()> call);
   // Waits a few seconds for the streams to come to rest, if they do.
   bool comes_to_rest();
   // Ends the watch; nothing is under way afterwards. False if work on the GPU does not end: then
@@ -102,6 +104,7 @@ class GpuWatch {
   Status check(Enqueued& front);
   void fail_all(const Status& why);
   void break_group(GpuCommunicator& group, const Status& why);
+  std::shared_ptr<std::atomic<bool>> start_apart(std::function<void()> call);
   bool close_fence(Enqueued& entry, const Status& why);
   size_t poison(Enqueued& entry);
   bool has_ended(const Enqueued& entry, cuda::Result* answer) const;
@@ -126,7 +129,7 @@ class GpuWatch {
   double trouble_since_ = 0;
 
   Status first_failure_;
-  std::vector<std::shared_ptr<std::atomic<bool>>> aborting_;  // whether each has ended
+  std::vector<std::shared_ptr<std::atomic<bool>>> apart_;  // whether each call has ended
   bool has_stuck_ = false;  // something that does not end has been given up
   bool closing_ = false;
   std::thread thread_;

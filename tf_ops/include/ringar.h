@@ -222,7 +222,10 @@ RINGAR_EXPORT int64_t ringar_steps(void);
 // Forgets what ranks asked, and what a full batch is. All ranks call it at the same place.
 RINGAR_EXPORT void ringar_begin_training(void);
 
-// 1 if the TensorFlow ops and the XLA target were registered when the library was opened.
+// Registers the ops and the XLA targets with the TensorFlow of this process, once.
+// libringar_tensorflow.so calls it when TensorFlow opens that.
+RINGAR_EXPORT void ringar_register_ops(void);
+// 1 if TensorFlow had all that it takes; before it was imported, nobody may ask.
 RINGAR_EXPORT int ringar_has_tensorflow_ops(void);
 RINGAR_EXPORT int ringar_has_xla_target(void);
 

@@ -13,7 +13,8 @@ namespace ringar {
 class CompiledRequest : public Request {
  public:
   // Inputs and outputs each begin with a token, before the arrays.
-  CompiledRequest(const Spec& spec, void** outputs, const void** inputs) : Request(spec) {
+  CompiledRequest(const Spec& spec, void* const* outputs, const void* const* inputs)
+      : Request(spec) {
     for (size_t i = 0; i < spec.shapes.size(); ++i) {
       const auto& dims = spec.shapes[i];
       tensors.push_back({static_cast<const std::byte*>(inputs[i + 1]), nullptr,

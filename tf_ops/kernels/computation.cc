@@ -202,17 +202,14 @@ std::vector<Dims> read_dims(const std::string& text) {
 }
 
 template <const Computation& (*computation)()>
-void call(void* outputs, const void** inputs, const char* opaque, size_t opaque_bytes,
-          XlaCustomCallStatus_* status) {
-  const Options options(std::string_view(opaque, opaque_bytes));
+Status call(const XlaCall& call) {
+  const Options options(call.text());
   Inputs in;
   in.dims = read_dims(options.text("inputs"));
-  in.data.assign(inputs, inputs + in.dims.size());
+  in.data.assign(call.operands(), call.operands() + in.dims.size());
   const size_t count = computation().shapes(options, in.dims).size();
-  auto** several = static_cast<void**>(outputs);
-  const Outputs out = count == 1 ? Outputs{outputs} : Outputs(several, several + count);
-  const Status done = run(computation(), options, in, out);
-  if (!done.ok()) status->message = done.message();
+  void* const* const results = call.results(count);
+  return run(computation(), options, in, Outputs(results, results + count));
 }
 
 // --- both ---
@@ -220,11 +217,12 @@ void call(void* outputs, const void** inputs, const char* opaque, size_t opaque_
 template <const Computation& (*computation)()>
 void register_computation() {
   register_op<computation>();
-  register_target(computation().target_name, call<computation>);
+  register_target<call<computation>>(computation().target_name);
 }
 
-__attribute__((constructor)) void register_all() {
-  if (!tensorflow().complete) return;
+}  // namespace
+
+void register_computations() {
   register_computation<scan_computation>();
   register_computation<scan_reduce_computation>();
   register_computation<simple_rnn_computation>();
@@ -248,5 +246,4 @@ __attribute__((constructor)) void register_all() {
   register_computation<sparse_gradient_computation>();
 }
 
-}  // namespace
 }  // namespace ringar

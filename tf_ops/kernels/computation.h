@@ -71,6 +71,8 @@ struct Computation {
 Status expect_dims(const char* computation, const char* input, const Dims& received,
                    const Dims& expected);
 
+void register_computations();
+
 const Computation& scan_computation();
 const Computation& scan_reduce_computation();
 const Computation& simple_rnn_computation();

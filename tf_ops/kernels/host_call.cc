@@ -1,6 +1,6 @@
 // Functions of Python that compiled code calls: one XLA custom call, for code on the CPU.
 //
-// The opaque string is the function's number. Operands are a token and the arrays, results are a
+// The call's text is the function's number. Operands are a token and the arrays, results are a
 // token and the arrays, as those of a collective (kernels/xla.cc). Python knows the shapes.
 
 #include <atomic>
@@ -15,20 +15,23 @@ namespace {
 
 std::atomic<ringar_host_function> caller{nullptr};
 
-void call(void* outputs, const void** inputs, const char* opaque, size_t opaque_bytes,
-          XlaCustomCallStatus_* status) {
-  auto** results = static_cast<void**>(outputs);
+Status call(const XlaCall& call) {
+  // Its results are two at least: the token and an array.
+  auto** const results = const_cast<void**>(call.results(2));
   *static_cast<float*>(results[0]) = 0;  // the token: defined, and meaningless
-  const int64_t number = std::atoll(std::string(opaque, opaque_bytes).c_str());
+  const int64_t number = std::atoll(std::string(call.text()).c_str());
   char message[RINGAR_MESSAGE_BYTES] = "";
-  if (caller.load()(number, inputs + 1, results + 1, message) != 0) status->message = message;
-}
-
-__attribute__((constructor)) void register_host_call() {
-  register_target("ringar_host_call", call);
+  auto** const operands = const_cast<const void**>(call.operands());
+  if (caller.load()(number, operands + 1, results + 1, message) == 0) return {};
+  return {RINGAR_DEVICE, message};
 }
 
 }  // namespace
+
+void register_target_of_host_calls() {
+  register_target<call>("ringar_host_call");
+}
+
 }  // namespace ringar
 
 extern "C" void ringar_on_host_call(ringar_host_function function) {

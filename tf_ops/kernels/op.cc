@@ -115,9 +115,9 @@ void register_op() {
                                                 compute_async, destroy));
 }
 
-// load_op_library finds the ops that are registered while the library is being opened.
-__attribute__((constructor)) void register_all() {
-  if (!tensorflow().complete) return;
+}  // namespace
+
+void register_collectives() {
   register_ticket();
   register_op<allreduce_op>();
   register_op<reducescatter_op>();
@@ -129,9 +129,4 @@ __attribute__((constructor)) void register_all() {
   register_op<recv_op>();
 }
 
-}  // namespace
 }  // namespace ringar
-
-extern "C" int ringar_has_tensorflow_ops(void) {
-  return ringar::tensorflow().complete;
-}

@@ -24,7 +24,7 @@ struct OpDefinition {
   bool (*prepare)(OpRequest& request);
 };
 
-// One per file of this folder; op.cc registers them when the library is opened beside TensorFlow.
+// One per file of this folder.
 const OpDefinition& allreduce_op();
 const OpDefinition& reducescatter_op();
 const OpDefinition& allgather_op();
@@ -35,6 +35,7 @@ const OpDefinition& send_op();
 const OpDefinition& recv_op();
 
 void register_ticket();
+void register_collectives();
 
 // For registering ops. False if the op has no proper spec, and then its construction has failed.
 bool read_spec(TF_OpKernelConstruction* construction, Spec* spec);

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "links/pending_call.h"
+
 namespace ringar::cuda {
 
 using Result = int;      // CUresult, an enum
@@ -24,7 +26,12 @@ using Stream = struct CUstream_st*;
 using Event = struct CUevent_st*;
 #endif
 
-constexpr Result kSuccess = 0, kInvalidValue = 1, kNotReady = 600, kNotSupported = 801;
+constexpr Result kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3;
+constexpr Result kStubLibrary = 34, kDeviceUnavailable = 46, kNoDevice = 100, kNotLicensed = 102;
+constexpr Result kEccError = 214, kNvlinkError = 220, kNotReady = 600, kIllegalAddress = 700;
+constexpr Result kLaunchTimeout = 702, kLaunchFailed = 719, kNotSupported = 801;
+constexpr Result kSystemNotReady = 802, kDriverMismatch = 803, kCompatNotSupported = 804;
+constexpr Result kNoMps = 805;
 inline void* const kStreamPerThread = reinterpret_cast<void*>(2);
 constexpr int kOldestVersion = 12000;
 constexpr unsigned kStreamNonBlocking = 1;
@@ -42,6 +49,7 @@ constexpr int kCaptureRelaxed = 2;  // of a thread
   F(GetErrorString, cuGetErrorString, (Result error, const char** text))                           \
   F(DeviceGetCount, cuDeviceGetCount, (int* count))                                                \
   F(DeviceGet, cuDeviceGet, (Device * device, int ordinal))                                        \
+  F(DeviceGetPCIBusId, cuDeviceGetPCIBusId, (char* bus, int bytes, Device device))                 \
   F(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (Context * context, Device device))          \
   F(DevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (Device device))                        \
   F(CtxPushCurrent, cuCtxPushCurrent_v2, (Context context))                                        \
@@ -76,7 +84,7 @@ constexpr int kCaptureRelaxed = 2;  // of a thread
   F(MemsetD8Async, cuMemsetD8Async, (Pointer memory, unsigned char value, size_t bytes, Stream s))
 
 struct Functions {
-#define RINGAR_DECLARE(name, exported, arguments) Result(*name) arguments = nullptr;
+#define RINGAR_DECLARE(name, exported, arguments) Noted<Result arguments> name;
   RINGAR_CUDA_FUNCTIONS(RINGAR_DECLARE)
 #undef RINGAR_DECLARE
 };

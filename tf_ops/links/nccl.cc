@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include "engine/reduce.h"
 #include "engine/wait.h"
@@ -13,22 +14,42 @@
 namespace ringar {
 namespace {
 
+constexpr double kLossKnown = 1;  // seconds
+
 constexpr const char* kInstall =
     "Install one: pip install nvidia-nccl-cu12 (or -cu13 for CUDA 13), or name its file: "
     "RINGAR_NCCL_LIBRARY.";
 
-std::string version_text(int version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
-}
+struct Remedy {
+  const char *part, *text;
+};
+
+// By a part of what NCCL says of the last error.
+constexpr Remedy kRemedies[] = {
+    {"driver version is insufficient",
+     "NCCL was built for a newer CUDA than the driver's: update NVIDIA's driver, or, for a driver "
+     "of "
+     "CUDA 12, pip install nvidia-nccl-cu12 in place of -cu13"},
+    {"no kernel image",
+     "This NCCL has no kernels for this GPU: install a newer one, or for an old GPU an older one, "
+     "of 2.19 or later"},
+    {"out of memory",
+     "The GPU's memory is full: let TensorFlow grow (TF_FORCE_GPU_ALLOW_GROWTH=true), or give it a "
+     "limit"},
+    {"shared memory segment", "/dev/shm is too small: docker run --shm-size=1g, or --ipc=host"},
+    {"Duplicate GPU", kOneGpuEach},
+    {"Multiple Ranks", kOneGpuEach},
+    {"NCCL_NVLS_ENABLE", "Unset NCCL_NVLS_ENABLE: ranks that share a GPU cannot use NVLink SHARP"},
+};
 
 // Where another NCCL was opened for all libraries, as in TensorFlow's wheels for GPUs, an NCCL that
 // does not see its own functions first calls those of the other one.
 Status refuse_another(const Nccl& nccl, int version, const std::string& file) {
   const auto first =
-      reinterpret_cast<decltype(nccl.GetVersion)>(dlsym(RTLD_DEFAULT, "ncclGetVersion"));
+      reinterpret_cast<decltype(nccl.GetVersion.pointer())>(dlsym(RTLD_DEFAULT, "ncclGetVersion"));
   int other = version;
-  if (!first || first == nccl.GetVersion || first(&other) != nccl::kSuccess || other == version)
+  if (!first || first == nccl.GetVersion.pointer() || first(&other) != nccl::kSuccess ||
+      other == version)
     return {};
   Dl_info place{};
   const bool has_place = dladdr(reinterpret_cast<void*>(first), &place) != 0 && place.dli_fname;
@@ -47,8 +68,7 @@ Status open_library(const std::string& file, Nccl* nccl) {
   Library library("NVIDIA's NCCL", kInstall);
   const std::string name = file.empty() ? "libnccl.so.2" : file;
   RINGAR_RETURN_IF_ERROR(library.open(name));
-#define RINGAR_FIND(name, exported, arguments) \
-  nccl->name = reinterpret_cast<decltype(nccl->name)>(library.find(#exported));
+#define RINGAR_FIND(name, exported, arguments) nccl->name.bind(#exported, library.find(#exported));
   RINGAR_NCCL_FUNCTIONS(RINGAR_FIND)
 #undef RINGAR_FIND
   nccl->GetErrorString =
@@ -57,7 +77,7 @@ Status open_library(const std::string& file, Nccl* nccl) {
       reinterpret_cast<decltype(nccl->GetLastError)>(library.find("ncclGetLastError"));
 
   int version = 0;
-  if (nccl->GetVersion && nccl->GetErrorString && nccl->GetLastError)
+  if (nccl->GetVersion.pointer() && nccl->GetErrorString && nccl->GetLastError)
     RINGAR_RETURN_IF_ERROR(RINGAR_NCCL(*nccl, GetVersion, &version));
   // Before what it lacks: the version tells why.
   if (version > 0 && version < nccl::kOldestVersion)
@@ -65,6 +85,7 @@ Status open_library(const std::string& file, Nccl* nccl) {
                                     " or later, received " + version_text(version) + " (" + name +
                                     "). " + kInstall};
   RINGAR_RETURN_IF_ERROR(library.complete());
+  nccl->version = version;
   return library.calls_itself() ? Status() : refuse_another(*nccl, version, name);
 }
 
@@ -108,13 +129,21 @@ nccl::RedOp plain(ReduceOp op) {
 
 }  // namespace
 
+std::string version_text(int version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
 Status Nccl::check(const char* call, nccl::Result result, nccl::Comm comm) const {
   // In progress: settle() sees how it ends.
   if (result == nccl::kSuccess || result == nccl::kInProgress) return {};
   const char* const detail = GetLastError(comm);
   std::string text = std::string(call) + " failed with " + GetErrorString(result) + " (" +
                      std::to_string(result) + ")";
-  if (detail && *detail) text += ": " + std::string(detail);
+  if (!detail || !*detail) return {RINGAR_DEVICE, text};
+  text += ": " + std::string(detail);
+  for (const Remedy& remedy : kRemedies)
+    if (std::strstr(detail, remedy.part)) text += std::string(". ") + remedy.text;
   return {RINGAR_DEVICE, text};
 }
 
@@ -159,10 +188,8 @@ Status NcclCommunicator::create(const Nccl& nccl, const nccl::UniqueId& id, int 
   nccl::Config config = nonblocking();
   const Slot slot;
   const nccl::Result result = nccl.CommInitRankConfig(slot.get(), ranks, id, rank, &config);
-  std::unique_ptr<NcclCommunicator> fresh(new NcclCommunicator(nccl, *slot));
-  RINGAR_RETURN_IF_ERROR(fresh->settle("ncclCommInitRankConfig", result, wait));
-  *communicator = std::move(fresh);
-  return {};
+  communicator->reset(new NcclCommunicator(nccl, *slot));
+  return (*communicator)->settle("ncclCommInitRankConfig", result, wait);
 }
 
 Status NcclCommunicator::split(int color, int key, const Wait& wait,
@@ -179,10 +206,8 @@ Status NcclCommunicator::split(int color, int key, const Wait& wait,
   if (!settled.ok()) slot.release();  // NCCL may still be about to write it
   RINGAR_RETURN_IF_ERROR(settled);
   if (color == nccl::kSplitNoColor) return {};
-  std::unique_ptr<NcclCommunicator> fresh(new NcclCommunicator(nccl_, *slot));
-  RINGAR_RETURN_IF_ERROR(fresh->settle("ncclCommSplit", nccl::kInProgress, wait));
-  *communicator = std::move(fresh);
-  return {};
+  communicator->reset(new NcclCommunicator(nccl_, *slot));
+  return (*communicator)->settle("ncclCommSplit", nccl::kInProgress, wait);
 }
 
 bool nccl_has_factor(DataType type, double factor) {
@@ -197,10 +222,6 @@ bool nccl_has_factor(DataType type, double factor) {
   return (rounded != 0 || factor == 0) && (std::isfinite(rounded) || !std::isfinite(factor));
 }
 
-NcclCommunicator::~NcclCommunicator() {
-  abort();
-}
-
 // A call has succeeded when the communicator says so. Most return "in progress" before that, some
 // success in some versions.
 Status NcclCommunicator::settle(const char* call, nccl::Result result, const Wait& wait) {
@@ -213,7 +234,12 @@ Status NcclCommunicator::settle(const char* call, nccl::Result result, const Wai
     return {};
   };
   RINGAR_RETURN_IF_ERROR(wait_until(Rest::for_gpu(), nullptr, look, wait));
-  return nccl_.check(call, result, comm_);
+  const Status settled = nccl_.check(call, result, comm_);
+  if (result != nccl::kRemoteError && result != nccl::kSystemError) return settled;
+  // NCCL sees the end of a connection before anybody knows which rank was lost.
+  Status loss;
+  (void)wait_at_most(kLossKnown, Rest::for_gpu(), [&] { return !(loss = wait()).ok(); });
+  return loss.ok() ? settled : Status(loss.code(), loss.message() + "; " + settled.message());
 }
 
 // The group is ended in any case: NCCL counts starts and ends for the thread.
@@ -248,12 +274,12 @@ Status NcclCommunicator::asynchronous_error() {
   return nccl_.check("NCCL", result, comm_);
 }
 
-Status NcclCommunicator::finish(const Wait& wait) {
-  if (!comm_) return {};
-  RINGAR_RETURN_IF_ERROR(settle("ncclCommFinalize", nccl_.CommFinalize(comm_), wait));
-  const Status destroyed = nccl_.check("ncclCommDestroy", nccl_.CommDestroy(comm_));
-  comm_ = nullptr;
-  return destroyed;
+Status NcclCommunicator::finalize(const Wait& wait) {
+  return settle("ncclCommFinalize", nccl_.CommFinalize(comm_), wait);
+}
+
+Status NcclCommunicator::destroy() {
+  return nccl_.check("ncclCommDestroy", nccl_.CommDestroy(std::exchange(comm_, nullptr)));
 }
 
 void NcclCommunicator::abort() {

@@ -16,7 +16,18 @@
 
 namespace ringar {
 
+// From this version on, several ranks may share a GPU where NCCL_MULTI_RANK_GPU_ENABLE says so.
+constexpr int kSharesGpus = 23000;
+// What to do where they may not.
+constexpr const char* kOneGpuEach =
+    "Give each rank a GPU: start the job by ringarrun, or call ringar.init() before the first "
+    "TensorFlow operation; or set NCCL_MULTI_RANK_GPU_ENABLE=1, with NCCL 2.30 or later";
+
+std::string version_text(int version);  // "2.27.3"
+
 struct Nccl : nccl::Functions {
+  int version = 0;
+
   // The result of a call, as a Status that names the call and NCCL's text of the error.
   Status check(const char* call, nccl::Result result, nccl::Comm comm = nullptr) const;
 };
@@ -38,14 +49,16 @@ class NcclCommunicator {
   using Wait = std::function<Status()>;
 
   // The context of the rank's GPU is current wherever one of these is called.
+  //
+  // Also after an error there may be a communicator, here and from split(): to be aborted.
   static Status create(const Nccl& nccl, const nccl::UniqueId& id, int ranks, int rank,
                        const Wait& wait, std::unique_ptr<NcclCommunicator>* communicator);
   // Of all ranks of this one. `color`: those with the same one get a communicator, in which they
   // are ordered by `key`; null for nccl::kSplitNoColor.
   Status split(int color, int key, const Wait& wait,
                std::unique_ptr<NcclCommunicator>* communicator);
-  // Aborts what finish() has not ended.
-  ~NcclCommunicator();
+  // Ends nothing: destroy() and abort() may block for ever, which needs a thread of its own.
+  ~NcclCommunicator() = default;
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
@@ -59,8 +72,11 @@ class NcclCommunicator {
 
   // An error of NCCL's own threads: a broken connection, say.
   Status asynchronous_error();
-  // Ends it when all that it was given is done; all ranks call it.
-  Status finish(const Wait& wait);
+  // Waits until all that it was given is done; all ranks call it. Then destroy() may follow.
+  Status finalize(const Wait& wait);
+  // These may block: NCCL frees memory of the GPU, which waits for kernels, and waits for ranks of
+  // the host that have not called the same.
+  Status destroy();
   void abort();
 
  private:

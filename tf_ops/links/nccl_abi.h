@@ -23,7 +23,8 @@ using Comm = ::ncclComm_t;
 using Comm = struct ncclComm*;
 #endif
 
-constexpr Result kSuccess = 0, kInternalError = 3, kInProgress = 7;
+constexpr Result kSuccess = 0, kSystemError = 2, kInternalError = 3, kRemoteError = 6,
+                 kInProgress = 7;
 enum : DataType {
   kInt8 = 0,
   kUint8 = 1,
@@ -92,7 +93,7 @@ struct Config {
   F(GroupEnd, ncclGroupEnd, ())
 
 struct Functions {
-#define RINGAR_DECLARE(name, exported, arguments) Result(*name) arguments = nullptr;
+#define RINGAR_DECLARE(name, exported, arguments) Noted<Result arguments> name;
   RINGAR_NCCL_FUNCTIONS(RINGAR_DECLARE)
 #undef RINGAR_DECLARE
   const char* (*GetErrorString)(Result result) = nullptr;

@@ -6,6 +6,7 @@ which a line on standard error tells; or are refused with the reason.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,17 @@ def _unless_zero(option: str) -> Callable[[str], list[str]]:
     return lambda value: [option, value] if float(value) else []
 
 
+# fmt: off
+#: Horovod's options that ringarrun has under the same name.
+_SHARED = frozenset((
+    "-v", "--version", "-cb", "--check-build", "-np", "--num-proc", "-H", "--hosts",
+    "-hostfile", "--hostfile", "--start-timeout", "--network-interface", "--network-interfaces",
+    "--output-filename", "--verbose", "-p", "--ssh-port", "-i", "--ssh-identity-file",
+    "--autotune", "--autotune-log-file", "--min-np", "--max-np", "--host-discovery-script",
+    "--reset-limit", "--elastic-timeout", "--timeline-filename",
+    "--stall-check-warning-time-seconds", "--mpi-args",
+))
+# fmt: on
 #: Options with a value.
 _TRANSLATED: dict[str, Callable[[str], list[str]]] = {
     "--min-num-proc": _as("--min-np"),
@@ -64,6 +76,10 @@ _IDLE: dict[str, str] = {
     "--gloo-timeout-seconds": "--deadline limits how long collectives wait",
     "--autotune-gaussian-process-noise": "the search has no Gaussian process",
 }
+_HELP = ["-h", "--help"]
+_DEFAULT = "the default"
+_COOLDOWN = "--blacklist-cooldown-range"  # has two values
+_COOLDOWN_REASON = "slots cool down by a rule of ringar"
 #: Options without a value that have no effect, and why.
 _IDLE_FLAGS: dict[str, str] = {
     "--disable-cache": "nothing is cached",
@@ -88,7 +104,7 @@ _IDLE_FLAGS: dict[str, str] = {
 #: Options that are refused: the number of their values, and why.
 _REFUSED: dict[str, tuple[int, str]] = {
     "--jsrun": (0, "inside LSF ringar starts ranks by blaunch: leave it out"),
-    "--config-file": (1, "write its settings as options"),
+    "--config-file": (1, "write its settings as options, here or for --config"),
     "--slots-per-host": (1, "let the discovery script print host:slots"),
     "--binding-args": (1, "pass --bind-to core, numa or none"),
 }
@@ -97,15 +113,69 @@ _REFUSED: dict[str, tuple[int, str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `horovodrun` with `arguments` (default: sys.argv) and return its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] in (["-h"], ["--help"]):
+        print(help_text(), end="")
+        return 0
     try:
         translated, notes = translate(words, os.environ)
     except ValueError as error:
         print(f"horovodrun: error: {error}", file=sys.stderr)
         return 2
+    if translated == _HELP:
+        print(help_text(), end="")
+        return 0
     for note in notes:
         print(f"horovodrun: {note}", file=sys.stderr)
     os.environ[PREFIX_VARIABLE] = PREFIX
     return cli.main(translated)
+
+
+def _add(
+    group: argparse._ArgumentGroup,
+    names: Sequence[str],
+    count: int,
+    text: str | None,
+    metavar: str = "VALUE",
+) -> None:
+    """Add an option with `count` values to the text of help."""
+    if count:
+        group.add_argument(*names, nargs=count, metavar=metavar, help=text)
+    else:
+        group.add_argument(*names, action="store_true", help=text)
+
+
+def help_text() -> str:
+    """Return the text of `horovodrun --help`: Horovod's options, by what becomes of them."""
+    parser = argparse.ArgumentParser(
+        prog="horovodrun",
+        usage="horovodrun -np N [options] program [argument ...]",
+        description="Start a program on N ranks by ringarrun, with the options of Horovod or of "
+        "ringarrun (ringarrun --help-all).",
+        epilog="docs/migrate-from-horovod.md says what else differs.",
+        add_help=False,
+    )
+    group = parser.add_argument_group("options that ringarrun has, too")
+    _add(group, _HELP, 0, "print this, and exit")
+    for action in of_ringar.parser()._actions:
+        names = [name for name in action.option_strings if name in _SHARED]
+        if names:
+            _add(group, names, 0 if action.nargs == 0 else 1, action.help, str(action.metavar))
+    group = parser.add_argument_group("options that are translated")
+    for name, option in _TRANSLATED.items():
+        example = "INFO" if name == "--log-level" else "64"
+        _add(group, [name], 1, f"{name} {example} becomes {' '.join(option(example))}")
+    for name, words in _FLAGS.items():
+        _add(group, [name], 0, f"becomes {' '.join(words)}" if words else _DEFAULT)
+    group = parser.add_argument_group("options without effect")
+    _add(group, [_COOLDOWN], 2, _COOLDOWN_REASON)
+    for name, why in _IDLE.items():
+        _add(group, [name], 1, why)
+    for name, why in _IDLE_FLAGS.items():
+        _add(group, [name], 0, why or _DEFAULT)
+    group = parser.add_argument_group("options that are refused")
+    for name, (count, why) in _REFUSED.items():
+        _add(group, [name], count, why)
+    return parser.format_help()
 
 
 def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -126,6 +196,8 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[lis
         word = words.pop(0)
         name, equals, inline = word.partition("=")
         values = iter([inline] if equals else _next_words(words))
+        if name in _HELP:
+            return _HELP, []
         if name in _REFUSED:
             raise ValueError(f"{name} is not supported: {_REFUSED[name][1]}")
         if name in _TRANSLATED:
@@ -136,10 +208,10 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[lis
             result.append(word)
             if not equals and actions[name].nargs != 0:
                 result.append(_value(name, values))
-        elif name == "--blacklist-cooldown-range":
+        elif name == _COOLDOWN:
             _value(name, values)
             _value(name, iter(_next_words(words)))
-            notes.append(f"{name} has no effect: slots cool down by a rule of ringar")
+            notes.append(f"{name} has no effect: {_COOLDOWN_REASON}")
         elif name in _IDLE:
             _value(name, values)
             notes.append(f"{name} has no effect: {_IDLE[name]}")

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
 
 from ringar import errors
 from ringar.collectives import compiled
@@ -67,7 +66,6 @@ def _compiled(
             'Compile it under tf.device("/CPU:0"), or leave it out of jit_compile; for CuPy '
             "arrays use ringar.cupy.scan."
         )
-    compiled.check_failures_are_reported()
     for tensor in (*inputs, *outputs):
         if not tensor.shape.is_fully_defined():
             raise errors.UnsupportedError(
@@ -76,14 +74,8 @@ def _compiled(
                 "jit_compile."
             )
     shapes = ",".join("x".join(str(dim) for dim in tensor.shape) for tensor in inputs)
-    return list(
-        xla.custom_call_v2(
-            f"ringar_{name}",
-            inputs,
-            outputs,
-            backend_config=f"{options} inputs={shapes}",
-            has_side_effect=False,
-        )
+    return compiled.custom_call(
+        f"ringar_{name}", inputs, outputs, f"{options} inputs={shapes}", has_side_effect=False
     )
 
 

@@ -112,8 +112,8 @@ def test_a_prediction_beside_scaling() -> None:
     assert "predicted" not in scaling.rows({("mlp", 1, False): Series([[1e-3]])})[0]
 
 
-def measured() -> dict[training.Case, Series]:
-    cases = training.cases(["small_cnn"], [1, 2, 4])
+def measured(*models: str) -> dict[training.Case, Series]:
+    cases = training.cases(list(models) or ["small_cnn"], [1, 2, 4])
     return {case: Series([[9e-3]]) for case in cases}
 
 
@@ -130,3 +130,20 @@ def test_the_picture_of_scaling(tmp_path: Path) -> None:
     plot.plot_scaling(str(tmp_path / "without"), without)
     pictures = [(tmp_path / name).read_bytes() for name in ("with.png", "without.png")]
     assert pictures[0] != pictures[1]
+
+
+@pytest.mark.parametrize("models", [["mlp"], ["mlp", "alexnet"], ["mlp", "alexnet", "resnet50"]])
+def test_the_legend_of_scaling_is_within_the_picture(
+    models: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(plot, "save", lambda figure, _: figures.append(figure))
+    parameters = scaling.host_parameters(short=2e-6, long=8e-3)
+    plot.plot_scaling("scaling", scaling.rows(measured(*models), parameters, 2))
+    (figure,) = figures
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    assert box.y1 <= figure.bbox.y1
+    assert all(axes.get_tightbbox().y1 <= box.y0 for axes in figure.axes)

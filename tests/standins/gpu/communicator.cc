@@ -96,6 +96,12 @@ void Communicator::fail(nccl::Result code, const std::string& text) {
   if (error_.compare_exchange_strong(none, code)) note_error(text);
 }
 
+void Communicator::fail_late(const std::string& text) {
+  const double begin = now();
+  while (!is_aborted && now() - begin < lateness()) pause();
+  fail(nccl::kRemoteError, text);
+}
+
 void Communicator::fail_all(nccl::Result code, const std::string& text) {
   meeting->fail(code, text);
   is_stopped();
@@ -103,6 +109,12 @@ void Communicator::fail_all(nccl::Result code, const std::string& text) {
 
 bool Communicator::is_stopped() {
   if (is_aborted || error_ != nccl::kSuccess) return true;
+  const double moment = now();
+  if (meeting && moment > look_at_) {
+    look_at_ = moment + 0.02;
+    if (meeting->dead_rank() >= 0) fail(nccl::kRemoteError, "Connection closed by remote peer");
+    if (error_ != nccl::kSuccess) return true;
+  }
   const nccl::Result shared = meeting ? meeting->board().error.load() : nccl::kSuccess;
   if (shared <= 0) return false;
   misuse(text("communicator, rank %d of %d", rank, ranks), meeting->board().text);

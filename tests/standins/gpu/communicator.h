@@ -37,6 +37,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The error of this rank, or of all ranks; the first one stays.
   void fail(ringar::nccl::Result code, const std::string& text);
   void fail_all(ringar::nccl::Result code, const std::string& text);
+  // An error of this rank, after the seconds of standin_lateness().
+  void fail_late(const std::string& text);
   // Whether it was aborted, or has an error, of this rank or of another one.
   bool is_stopped();
   // Waits until it is aborted.
@@ -59,6 +61,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
  private:
   std::atomic<ringar::nccl::Result> error_{0};
+  std::atomic<double> look_at_{0};  // after dead ranks
   std::mutex mutex_;
   uint64_t completions_ = 0;  // operations so far
   bool is_running_ = false;

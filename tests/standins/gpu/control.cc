@@ -56,7 +56,11 @@ Failures failures_of(const char* variable) {
 struct Control {
   std::mutex mutex;
   std::map<std::string, int> calls;
-  Failures now = failures_of("STANDIN_FAIL"), later = failures_of("STANDIN_FAIL_LATER");
+  Failures now = failures_of("STANDIN_FAIL"), later = failures_of("STANDIN_FAIL_LATER"), never;
+  std::map<std::string, std::pair<int, std::string>> codes;
+  std::atomic<bool> is_released{false};
+  std::atomic<double> lateness{0};
+  std::atomic<int> gpu{-1};
   std::vector<std::string> misuses;
   std::atomic<int> devices{static_cast<int>(number_of("STANDIN_DEVICES", 1))};
   std::atomic<int> nccl_version{22703};
@@ -93,9 +97,26 @@ void set(Failures Control::* field, const char* function, const char* call, int 
 }  // namespace
 
 bool fails(const char* call) {
-  const std::lock_guard<std::mutex> lock(control().mutex);
-  ++control().calls[plain(call)];
-  return is_the_one(&control().now, plain(call));
+  bool fails = false, hangs = false;
+  {
+    const std::lock_guard<std::mutex> lock(control().mutex);
+    ++control().calls[plain(call)];
+    fails = is_the_one(&control().now, plain(call));
+    hangs = is_the_one(&control().never, plain(call));
+  }
+  while (hangs && !control().is_released) pause();
+  return fails;
+}
+
+int code_of_failure(const char* call, int otherwise) {
+  std::pair<int, std::string> failure{otherwise, ""};
+  {
+    const std::lock_guard<std::mutex> lock(control().mutex);
+    const auto entry = control().codes.find(plain(call));
+    if (entry != control().codes.end()) failure = entry->second;
+  }
+  if (!failure.second.empty()) note_error(failure.second);
+  return failure.first;
 }
 
 bool fails_later(const char* call) {
@@ -145,6 +166,16 @@ int devices() {
 int nccl_version() {
   return control().nccl_version;
 }
+double lateness() {
+  return control().lateness;
+}
+
+Place place_of(int device) {
+  const int first = control().gpu;
+  if (first >= 0) return {first + device, true};
+  const bool are_several = devices() > 1;
+  return {are_several ? device : getpid(), are_several};
+}
 
 void stay() {
   static const bool once = [] {
@@ -163,6 +194,21 @@ extern "C" {
 
 void standin_fail(const char* call, int nth) {
   standin::set(&standin::Control::now, __func__, call, nth);
+}
+
+void standin_fail_with(const char* call, int nth, int code, const char* text) {
+  standin::set(&standin::Control::now, __func__, call, nth);
+  const std::lock_guard<std::mutex> lock(control().mutex);
+  control().codes[standin::plain(call)] = {code, text};
+}
+
+void standin_hang(const char* call, int nth) {
+  control().is_released = false;
+  standin::set(&standin::Control::never, __func__, call, nth);
+}
+
+void standin_release() {
+  control().is_released = true;
 }
 
 void standin_fail_later(const char* call, int nth) {
@@ -210,10 +256,18 @@ void standin_forget() {
   control().calls.clear();
   control().now.clear();
   control().later.clear();
+  control().never.clear();
+  control().codes.clear();
 }
 
 void standin_pretend_version(int nccl_version) {
   control().nccl_version = nccl_version;
+}
+void standin_lateness(double seconds) {
+  control().lateness = seconds;
+}
+void standin_place(int gpu) {
+  control().gpu = gpu;
 }
 void standin_devices(int count) {
   control().devices = count;

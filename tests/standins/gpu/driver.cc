@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <mutex>
 #include <vector>
 
@@ -188,6 +189,15 @@ Result cuDeviceGet(Device* device, int ordinal) {
   return kSuccess;
 }
 
+Result cuDeviceGetPCIBusId(char* bus, int bytes, Device device) {
+  STANDIN_CALL(kUnknown);
+  if (const Result error = standin::check_device(device, __func__)) return error;
+  const auto gpu = static_cast<unsigned>(standin::place_of(device).gpu);
+  std::snprintf(bus, static_cast<size_t>(bytes), "%04x:%02x:%02x.0", gpu >> 16 & 0xffff,
+                gpu >> 8 & 0xff, gpu & 0xff);
+  return kSuccess;
+}
+
 Result cuDevicePrimaryCtxRetain(Context* context, Device device) {
   STANDIN_CALL(kUnknown);
   if (const Result error = standin::check_device(device, __func__)) return error;
@@ -264,11 +274,18 @@ constexpr Error kErrors[] = {
     {kInvalidValue, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {kStubLibrary, "CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library"},
+    {kDeviceUnavailable, "CUDA_ERROR_DEVICE_UNAVAILABLE",
+     "CUDA-capable device(s) is/are busy or unavailable"},
     {kNoDevice, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {kNotReady, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {kSystemNotReady, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
+    {kDriverMismatch, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+     "system has unsupported display driver / cuda driver combination"},
     {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
      "operation not permitted when stream is capturing"},
     {kUnknown, "CUDA_ERROR_UNKNOWN", "unknown error"},

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "standin.h"
@@ -65,7 +66,9 @@ std::shared_ptr<Meeting> Meeting::come(const std::string& name, int ranks, int r
     *why = text("there is a rank %d already", rank);
   if (!why->empty()) return nullptr;
   board.ranks = ranks;
-  place = {true, device, devices()};
+  const Place where = place_of(device);
+  const char* const shares = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  place = {true, where.is_known, shares && std::atoi(shares) != 0, where.gpu, getpid()};
   if (++board.arrived == ranks) shm_unlink(name.c_str());
   return meeting;
 }
@@ -76,14 +79,37 @@ Meeting::~Meeting() {
   munmap(memory_, bytes_of(ranks));
 }
 
+// As NCCL 2.27 and 2.31 have it, also for the parts of a GPU.
 std::string Meeting::objection() const {
+  const bool shares_gpus = nccl_version() >= 23000;
   for (int a = 0; a < ranks; ++a)
     for (int b = 0; b < a; ++b) {
       const auto &place = board().places[a], &other = board().places[b];
-      if (place.device == other.device && place.devices > 1 && other.devices > 1)
-        return text("ranks %d and %d both use device %d, of %d", b, a, place.device, place.devices);
+      if (!place.is_known || !other.is_known || place.gpu != other.gpu) continue;
+      if (!shares_gpus)
+        return text("Duplicate GPU detected : rank %d and rank %d both on CUDA device %x", b, a,
+                    static_cast<unsigned>(place.gpu));
+      if (!place.shares || !other.shares)
+        return "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 "
+               "to enable this configuration.";
     }
   return "";
+}
+
+// A process that its parent has not waited for is a zombie.
+bool has_ended(int process) {
+  std::FILE* const file = std::fopen(text("/proc/%d/stat", process).c_str(), "r");
+  if (!file) return true;
+  char state = 0;
+  const bool is_read = std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1;
+  std::fclose(file);
+  return is_read && (state == 'Z' || state == 'X');
+}
+
+int Meeting::dead_rank() const {
+  for (int rank = 0; rank < ranks; ++rank)
+    if (board().places[rank].is_there && has_ended(board().places[rank].process)) return rank;
+  return -1;
 }
 
 Channel& Meeting::channel(int from, int to) const {

@@ -32,8 +32,8 @@ class Meeting {
   struct Board {
     int32_t ranks;  // 0: nobody has come
     struct {
-      bool is_there;
-      int32_t device, devices;
+      bool is_there, is_known, shares;
+      int32_t gpu, process;
     } places[kMostRanks];
     std::atomic<int32_t> arrived, finalized;
     std::atomic<int32_t> error;  // of all ranks; -1: its text is being written
@@ -52,6 +52,9 @@ class Meeting {
   std::string objection() const;
   Board& board() const { return *static_cast<Board*>(memory_); }
   Channel& channel(int from, int to) const;
+
+  // A rank whose process has ended; -1: there is none.
+  int dead_rank() const;
 
   // The first error of a rank is that of all.
   void fail(int code, const std::string& text);

@@ -186,8 +186,7 @@ Result ncclCommInitRankConfig(Comm* comm, int ranks, UniqueId id, int rank, Conf
   const bool never_ends = standin::fails_later(__func__);
   communicator->start(
       [communicator, name = std::string(id.internal, strnlen(id.internal, 64)), never_ends] {
-        if (never_ends)
-          return communicator->fail(kRemoteError, "this communicator was to fail later");
+        if (never_ends) return communicator->fail_late("this communicator was to fail later");
         communicator->meet(name);
       });
   *comm = communicators().add(communicator);
@@ -208,7 +207,7 @@ Result ncclCommSplit(Comm comm, int color, int key, Comm* child, Config* config)
   *child = nullptr;
   const bool never_ends = standin::fails_later(__func__);
   parent->start([self = parent.get(), color, key, child, never_ends] {
-    if (never_ends) return self->fail(kRemoteError, "this split was to fail later");
+    if (never_ends) return self->fail_late("this split was to fail later");
     standin::split(*self, color, key, child);
   });
   return kInProgress;
@@ -220,7 +219,11 @@ Result ncclCommFinalize(Comm comm) {
   const auto communicator = find_ready(comm, __func__, &error);
   if (error) return error;
   communicator->is_finalized = true;
-  communicator->start([self = communicator.get()] { self->finalize(); });
+  const bool never_ends = standin::fails_later(__func__);
+  communicator->start([self = communicator.get(), never_ends] {
+    if (never_ends) return self->wait_for_abort();
+    self->finalize();
+  });
   return kInProgress;
 }
 

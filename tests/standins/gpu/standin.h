@@ -25,7 +25,7 @@
 // operation meets the other ranks when its stream runs it. It compares what each of them calls,
 // then moves data pairwise, and reduces in the order of ranks. It ends when all that it sends has
 // been taken. After an asynchronous error it ends by ncclCommAbort only, and its outputs are then
-// filled with 0x77.
+// filled with 0x77. The death of a rank is such an error on those that wait for it.
 //
 // Stricter than NCCL: every collective compares counts, types, roots, factors and its number on all
 // ranks; a sender waits for its receiver; ranks that share a GPU are refused where they see
@@ -54,14 +54,12 @@
   extern "C" STANDIN_EXPORT Result exported arguments;
 namespace ringar::cuda {
 RINGAR_CUDA_FUNCTIONS(STANDIN_DECLARE)
-constexpr Result kOutOfMemory = 2, kNotInitialized = 3, kNoDevice = 100, kInvalidDevice = 101,
-                 kInvalidContext = 201, kInvalidHandle = 400, kCaptureUnsupported = 900,
-                 kUnknown = 999;
+constexpr Result kInvalidDevice = 101, kInvalidContext = 201, kInvalidHandle = 400,
+                 kCaptureUnsupported = 900, kUnknown = 999;
 }  // namespace ringar::cuda
 namespace ringar::nccl {
 RINGAR_NCCL_FUNCTIONS(STANDIN_DECLARE)
-constexpr Result kUnhandledCudaError = 1, kSystemError = 2, kInvalidArgument = 4, kInvalidUsage = 5,
-                 kRemoteError = 6;
+constexpr Result kUnhandledCudaError = 1, kInvalidArgument = 4, kInvalidUsage = 5;
 }  // namespace ringar::nccl
 
 // What tests control the library with.
@@ -71,10 +69,17 @@ extern "C" {
 // ncclGroupEnd ends the group without its calls, as NCCL's does. The variable STANDIN_FAIL does the
 // same from the start: "ncclAllReduce:2,cuEventCreate:1".
 STANDIN_EXPORT void standin_fail(const char* call, int nth);
+// The same with another error; NCCL then says this text of it.
+STANDIN_EXPORT void standin_fail_with(const char* call, int nth, int code, const char* text);
+// The nth call of it from now on does not return before standin_release(), as where a driver hangs.
+STANDIN_EXPORT void standin_hang(const char* call, int nth);
+STANDIN_EXPORT void standin_release();
 // The nth of these operations, groups or new communicators is an asynchronous error,
-// ncclRemoteError: it does not end until its communicator is aborted. Also by the variable
-// STANDIN_FAIL_LATER.
+// ncclRemoteError: it does not end until its communicator is aborted. A new communicator or a split
+// is in progress for the seconds of standin_lateness() before that; ncclCommFinalize stays in
+// progress. Also by the variable STANDIN_FAIL_LATER.
 STANDIN_EXPORT void standin_fail_later(const char* call, int nth);
+STANDIN_EXPORT void standin_lateness(double seconds);
 // How often it was called, failing calls included.
 STANDIN_EXPORT int standin_calls(const char* call);
 // What this process has not given back: "", or "contexts=1 streams=0 events=3 device_bytes=64
@@ -99,6 +104,9 @@ STANDIN_EXPORT int standin_current_contexts();
 STANDIN_EXPORT void standin_pretend_version(int nccl_version);
 // How many devices there are; from the start as many as the variable STANDIN_DEVICES says, or 1.
 STANDIN_EXPORT void standin_devices(int count);
+// The first device of this process is GPU number `gpu` of the machine, or a part of it (MIG). Else
+// several devices are GPU 0, 1, …, and one is a GPU that no other process has.
+STANDIN_EXPORT void standin_place(int gpu);
 // Seconds for which a rank waits for another one, 60 from the start (or STANDIN_TIMEOUT).
 STANDIN_EXPORT void standin_timeout(double seconds);
 // Not in the lists.
@@ -110,6 +118,8 @@ namespace standin {
 
 // Counts a call; whether it is to fail.
 bool fails(const char* call);
+// What a call returns that fails.
+int code_of_failure(const char* call, int otherwise);
 // Counts an operation; whether it is to fail when it runs.
 bool fails_later(const char* call);
 void misuse(const std::string& call, const std::string& text);
@@ -124,6 +134,13 @@ double timeout();
 constexpr int kMostDevices = 16;
 int devices();
 int nccl_version();
+// Where a device is. It is not known to others where it is alone and was not placed.
+struct Place {
+  int gpu;
+  bool is_known;
+};
+Place place_of(int device);
+double lateness();
 // Keeps the library in the process from now on: threads run its code.
 void stay();
 
@@ -131,4 +148,4 @@ void stay();
 
 // The first line of what is exported.
 #define STANDIN_CALL(failure) \
-  if (standin::fails(__func__)) return failure
+  if (standin::fails(__func__)) return standin::code_of_failure(__func__, failure)

@@ -1,0 +1,89 @@
+"""Pipelines that Keras makes of arrays and of Python's batches: TensorFlow does not tune them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+from ringar import hooks
+from tests.plugin import run_job
+
+pytestmark = pytest.mark.ranks(1)
+
+ROWS = np.arange(6.0, dtype=np.float32).reshape(3, 2)
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return ROWS[index : index + 1]
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        lambda: ArrayDataAdapter(ROWS, batch_size=1),
+        lambda: GeneratorDataAdapter((ROWS[i : i + 1],) for i in range(3)),
+        lambda: PyDatasetAdapter(Batches()),
+    ],
+    ids=["array", "generator", "PyDataset"],
+)
+def test_pipelines_of_keras_are_not_tuned(adapter: Any) -> None:
+    hooks.install("distributed training")
+    dataset = adapter().get_tf_dataset()
+    assert dataset.options().autotune.enabled is False
+    batches = [np.asarray(batch[0] if isinstance(batch, tuple) else batch) for batch in dataset]
+    np.testing.assert_array_equal(np.concatenate(batches), ROWS)
+
+
+def test_pipelines_of_users_stay_as_they_are() -> None:
+    import tensorflow as tf
+
+    hooks.install("distributed training")
+    dataset = TFDatasetAdapter(tf.data.Dataset.from_tensor_slices(ROWS)).get_tf_dataset()
+    assert dataset.options().autotune.enabled is None
+
+
+EPOCHS = """
+import keras
+import numpy as np
+
+import ringar
+
+ringar.init()
+x, y = np.ones([64, 2], np.float32), np.ones([64, 1], np.float32)
+model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+made = []
+from tensorflow.python.data.ops import dataset_ops
+
+iterate = dataset_ops.DatasetV2.__iter__
+
+
+def noting(dataset):
+    made.append(dataset.options().autotune.enabled)
+    return iterate(dataset)
+
+
+dataset_ops.DatasetV2.__iter__ = noting
+model.fit(x, y, batch_size=8, epochs=3, validation_data=(x, y), verbose=0)
+model.evaluate(x, y, verbose=0)
+model.predict(x, verbose=0)
+assert len(made) >= 8 and not any(made), made
+assert None not in made, made
+"""
+
+
+@pytest.mark.job
+@pytest.mark.deadline(120)
+def test_no_iterator_of_fit_is_tuned() -> None:
+    run_job(1, EPOCHS).check()

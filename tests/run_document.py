@@ -21,36 +21,16 @@ import tempfile
 import unittest
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 from sybil import Example
 from sybil.document import Document
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.abstract import AbstractCodeBlockParser
-from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
 
 import ringar
 
-#: Pages whose snippets still need blocks that a reader does not see.
-UNFINISHED = {
-    "docs/asynchronous.md",
-    "docs/autotune.md",
-    "docs/clusters.md",
-    "docs/codistillation.md",
-    "docs/gpu.md",
-    "docs/hogwild.md",
-    "docs/migrate-from-horovod.md",
-    "docs/migrate-from-tf-distribute.md",
-    "docs/running.md",
-    "docs/scheduled.md",
-    "docs/sparse.md",
-    "docs/staleness.md",
-    "docs/synthetic.md",
-    "docs/wavefront.md",
-    "docs/windows.md",
-    "docs/reference/keras.md",
-}
 OUTPUT = re.compile(r"\s*^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: A number, with a unit of time.
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d*)?(?:e[-+]?\d+)?(?:[mun]?s\b)?")
@@ -134,10 +114,8 @@ def evaluate(example: Example, rank: int) -> None:
 
 def main(path: str) -> None:
     """Runs the snippets of the document at `path`; the first that raises ends the program."""
-    is_unfinished = any(Path(path).match(page) for page in UNFINISHED)
-    blocks = PythonCodeBlockParser() if is_unfinished else VisibleBlockParser()
     # By the absolute path autograph reads the source of a function.
-    document = Document.parse(os.path.abspath(path), blocks, SkipParser())
+    document = Document.parse(os.path.abspath(path), VisibleBlockParser(), SkipParser())
     with empty_folder() as rank:
         for example in document.examples():
             print(f"{path}:{example.line}", flush=True)

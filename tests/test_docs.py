@@ -13,7 +13,6 @@ from markdown_it import MarkdownIt
 
 from tests.plugin import fast_if, run_job
 from tests.plugin.jobs import ROOT
-from tests.run_document import UNFINISHED
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 #: Those about training, on any number of ranks.
@@ -48,8 +47,6 @@ def test_guides_run_on_more_ranks(np: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", WITH_SNIPPETS, ids=name)
 def test_a_page_shows_all_of_its_code_and_what_it_prints(path: Path) -> None:
-    if name(path) in UNFINISHED:
-        return
     blocks = MarkdownIt().parse(path.read_text())
     hidden = [block.map for block in blocks if "invisible-code" in block.content]
     assert not hidden, f"expected visible code only, received comments with code at lines {hidden}"

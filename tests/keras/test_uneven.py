@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -315,7 +316,7 @@ def test_shares_of_any_kind_of_data(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("has_length", [True, False])
 def test_epochs_have_the_steps_of_one_process(has_length: bool, rank: int, size: int) -> None:
-    """Keras takes a step more, without data, where the number of batches is unknown."""
+    """Keras takes a step more, without data, and warns, where the number of batches is unknown."""
     x, y = common.regression(6 * size)
     batches = tf.data.Dataset.from_tensor_slices((x, (y, 2 * y))).batch(2 * size)
     batches = batches if has_length else batches.filter(lambda *_: True)
@@ -334,7 +335,10 @@ def test_epochs_have_the_steps_of_one_process(has_length: bool, rank: int, size:
 
     expected = one_process.compute(lambda: fit(batches, lambda optimizer: optimizer, []))
     parts = ringar.data.shard(batches, split_batches=True)
-    received = fit(parts, ringar.DistributedOptimizer, [ringar.callbacks.Distributed()])
+    assert int(parts.cardinality()) == int(batches.cardinality())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error" if has_length else "ignore", "Your input ran out of data")
+        received = fit(parts, ringar.DistributedOptimizer, [ringar.callbacks.Distributed()])
     for value, answer in zip(received[0], expected[0], strict=True):
         np.testing.assert_allclose(value, answer, atol=2e-5)
     for name, values in expected[1].items():

@@ -104,13 +104,13 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, program = folder / "program.cc", folder / "program"
     source.write_text(PROGRAM)
     tf_ops = ROOT / "tf_ops"
-    command = [compiler.path(), "-std=c++17", f"-I{tf_ops}", "-o", program, source]
-    subprocess.run([*command, tf_ops / "links/library.cc", "-ldl"], check=True, timeout=110)
+    command = [compiler.path(), "-std=c++17", f"-I{tf_ops}", "-o", str(program), str(source)]
+    subprocess.run([*command, str(tf_ops / "links/library.cc"), "-ldl"], check=True, timeout=110)
     return program
 
 
 def count(program: Path, how: str, nccl: Path, libraries: list[Path]) -> str:
-    command = [program, how, nccl, *libraries]
+    command = [str(program), how, *map(str, (nccl, *libraries))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -20,8 +20,15 @@ from ringar.cupy.plan import Shape
 from tests.cupy.common import arrays, compare
 from tests.standins.cupy_host import Compiled, HostCupy
 
-#: No checks of the stack: each thread of a block has its own, in the heap.
-FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "--param=asan-stack=0", "-g1")
+#: No checks of the stack: each thread of a block has its own, in the heap. Unoptimized, each access
+#: is made, and the compiler takes half the time.
+FLAGS = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "--param=asan-stack=0",
+    "-g1",
+    "-O0",
+)
 LIMIT = 1200
 
 #: Steps, batch, levels of the tree and of a round: groups and blocks, full and not.

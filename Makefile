@@ -145,9 +145,10 @@ FIXED_ADDRESSES = $(shell setarch --addr-no-randomize true 2>/dev/null && \
 NATIVE := $(addprefix build/native-,address thread)
 
 # Left to `make test-long` under ThreadSanitizer: what computes in one thread, and the same threads once
-# more with other sizes, or with calls of a GPU that fail.
+# more with other sizes, or with calls of a GPU that fail or hang.
 RARE_RACES := matrix_ recurrent_ reduce_ \
-  between_hosts_large_arrays collectives_at_the_edges_of_their_sizes gpu_calls_that_fail
+  between_hosts_large_arrays collectives_at_the_edges_of_their_sizes gpu_calls_that_fail \
+  gpu_calls_that_hang
 build/native-thread.passed: SELECTED = $(addprefix -,$(RARE_RACES))
 
 # Built one after the other, by all cores; run side by side, for much of the time ranks only wait.

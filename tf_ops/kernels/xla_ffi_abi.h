@@ -11,7 +11,7 @@
 namespace ringar::ffi {
 
 // The version that ringar's targets tell XLA. XLA refuses versions that it no longer has, before
-// anything runs. 0.0, of TensorFlow 2.16 to 2.18, has other structs.
+// anything runs. 0.0, of TensorFlow 2.16, has other structs.
 constexpr int kMajor = 0, kMinor = 1;
 
 constexpr int kExtensionMetadata = 1, kAttrString = 4, kExecute = 3, kInternal = 13;

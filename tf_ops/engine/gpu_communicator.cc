@@ -30,18 +30,19 @@ GpuCommunicator::GpuCommunicator(std::vector<int> job_ranks, int rank, const Wor
 
 Status GpuCommunicator::open(const nccl::UniqueId& id) {
   Fresh fresh;
-  const Status made = NcclCommunicator::create(gpu().nccl(), id, size(), rank_, watchdog(), &fresh);
-  return keep(made, std::move(fresh));
+  const Status opening =
+      NcclCommunicator::create(gpu().nccl(), id, size(), rank_, watchdog(), &fresh);
+  return keep(opening, std::move(fresh));
 }
 
 // Nobody waits for the abort, which joins the threads that NCCL has started: they may be stuck.
-Status GpuCommunicator::keep(const Status& made, Fresh fresh) {
-  if (made.ok()) {
+Status GpuCommunicator::keep(const Status& opening, Fresh fresh) {
+  if (opening.ok()) {
     communicator_ = std::move(fresh);
   } else if (fresh) {
     gpu().watch().run_apart(0, [left = std::shared_ptr(std::move(fresh))] { left->abort(); });
   }
-  return made;
+  return opening;
 }
 
 Status GpuCommunicator::lock(std::unique_lock<std::mutex>* lock) {
@@ -60,8 +61,8 @@ Status GpuCommunicator::split(GpuCommunicator* part) {
   RINGAR_RETURN_IF_ERROR(lock(&locked));
   Fresh fresh;
   const int color = part ? part->job_ranks_.front() : nccl::kSplitNoColor;
-  const Status made = communicator_->split(color, part ? part->rank_ : 0, watchdog(), &fresh);
-  return part ? part->keep(made, std::move(fresh)) : made;
+  const Status opening = communicator_->split(color, part ? part->rank_ : 0, watchdog(), &fresh);
+  return part ? part->keep(opening, std::move(fresh)) : opening;
 }
 
 void GpuCommunicator::close(bool in_order) {
@@ -94,11 +95,11 @@ NcclCommunicator::Wait GpuCommunicator::watchdog() const {
   auto waiting = std::make_shared<Waiting>(world_.timeouts, op_state(set_.signature));
   return [this, waiting] {
     RINGAR_RETURN_IF_ERROR(failure());
-    return waiting->watchdog.check([this] { return trouble(); }, [this] { return others(); });
+    return waiting->watchdog.check([this] { return trouble(); }, [this] { return peers(); });
   };
 }
 
-std::string GpuCommunicator::others() const {
+std::string GpuCommunicator::peers() const {
   constexpr size_t kMost = 8;
   std::string text;
   size_t count = 0;

@@ -60,10 +60,10 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
   void abort();
 
  private:
-  std::string others() const;  // the ranks that this one may be waiting for
+  std::string peers() const;  // the ranks that this one may be waiting for
   using Fresh = std::unique_ptr<NcclCommunicator>;
   // Keeps a new communicator, or aborts what an error has left of it.
-  Status keep(const Status& made, Fresh fresh);
+  Status keep(const Status& opening, Fresh fresh);
 
   const std::vector<int> job_ranks_;
   const int rank_;

@@ -54,13 +54,16 @@ def check_custom_call() -> None:
 
     code = call.experimental_get_compiler_ir(tf.ones([3]), tf.ones([4], tf.int32))(stage="hlo")
     (line,) = (line for line in code.splitlines() if " custom-call(" in line)
+    forms = {
+        "typed": ("api_version=API_VERSION_TYPED_FFI", 'backend_config={text = "spec"}'),
+        "older": ("api_version=API_VERSION_STATUS_RETURNING_UNIFIED", 'backend_config="spec"'),
+    }
     for part in (
         "= (f32[], s32[2]{0}, f32[3]{0}) custom-call(",
         'custom_call_target="ringar_collective"',
         "operand_layout_constraints={f32[], f32[3]{0}, s32[4]{0}}",
         "custom_call_has_side_effect=true",
-        "api_version=API_VERSION_STATUS_RETURNING_UNIFIED",
-        'backend_config="spec"',
+        *forms[compiled.form("CPU")],
     ):
         assert part in line, f"expected {part}, received {line}"
 

@@ -24,7 +24,7 @@ COMMANDS = {
     "zero": "benchmarks.sharded --only time --models transformer --rounds 2",
     "downpour": "benchmarks.asynchronous.slow_rank --rounds 1",
     "alexnet": "benchmarks.split --rounds 1 --steps 1 --skip hosts",
-    "distbelief": "benchmarks.partitioned --rounds 1 --steps 2 --small",
+    "distbelief": "benchmarks.partitioned --rounds 1 --steps 2 --small --skip large,memory",
     "ddg": "benchmarks.pipeline --rounds 1 --steps 8",
     "dni": "benchmarks.synthetic --ranks 2 --epochs 5 --only true,conditioned,zero",
     "bppsa": "benchmarks.scan --quick",

@@ -27,11 +27,16 @@ _HEADINGS = {f"ringar.errors.{name}": name.lower() for name in errors.__all__} |
         "AbortedError": "peerlosterror",
         "DeadlineExceededError": "deadlineerror",
         "FailedPreconditionError": "notinitializederror",
-        "InternalError": "deviceerror",
+        "InternalError": "error-classes",  # compiled code knows no other class
         "InvalidArgumentError": "mismatcherror",
         "ResourceExhaustedError": "outofmemoryerror",
         "UnimplementedError": "unsupportederror",
     }.items()
+}
+_PHRASES = {
+    "expected all ranks to take part": "peerlosterror",
+    "within the deadline of": "deadlineerror",
+    "expected the same collective": "mismatcherror",
 }
 _CLASS = re.compile(
     r"^(ringar\.errors\.\w+|tensorflow\.[\w.]+(?=: .*\brank \d+ \| )): ", re.DOTALL | re.MULTILINE
@@ -94,9 +99,14 @@ def report(ranks: Sequence[Rank], failures: Sequence[Rank]) -> tuple[str, list[b
 
 def guide(tail: Sequence[bytes]) -> list[bytes]:
     """Return the line that names the guide to the error of ringar in `tail`, if there is one."""
-    names = _CLASS.findall(b"\n".join(tail).decode(errors="replace"))
-    headings = [_HEADINGS[name] for name in names if name in _HEADINGS]
-    return [f"ringarrun: see docs/troubleshooting.md#{headings[-1]}".encode()] if headings else []
+    text = b"\n".join(tail).decode(errors="replace")
+    names = [name for name in _CLASS.findall(text) if name in _HEADINGS]
+    if not names:
+        return []
+    heading = _HEADINGS[names[-1]]
+    if heading == "error-classes":
+        heading = next((h for phrase, h in _PHRASES.items() if phrase in text), heading)
+    return [f"ringarrun: see docs/troubleshooting.md#{heading}".encode()]
 
 
 def cannot_execute(program: str, error: OSError) -> UsageError:

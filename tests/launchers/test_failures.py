@@ -56,6 +56,7 @@ def test_last_words_are_those_of_the_cause() -> None:
     assert failures.report([first], [first])[1] == []
 
 
+INTERNAL = b"tensorflow.python.framework.errors_impl.InternalError: Graph execution error:"
 LOSS_IN_A_GRAPH = (
     b"tensorflow.python.framework.errors_impl.AbortedError: Graph execution error:",
     b"Detected at node RingarAllreduce",
@@ -68,6 +69,9 @@ LOSS_IN_A_GRAPH = (
     [
         (LOSS, b"peerlosterror"),
         (LOSS_IN_A_GRAPH, b"peerlosterror"),
+        ((INTERNAL, b"rank 0 | expected all ranks to take part, but"), b"peerlosterror"),
+        ((INTERNAL, b"rank 0 | expected every rank within the deadline of 1 s"), b"deadlineerror"),
+        ((INTERNAL, b"rank 0 | NCCL has failed"), b"error-classes"),
         ((b"ringar.errors.NotInitializedError: ringar is not",), b"notinitializederror"),
         ((*LOSS, b"ringar.errors.MismatchError: rank 0 | allreduce"), b"mismatcherror"),
         ((b"tensorflow.python.framework.errors_impl.AbortedError: the queue is closed",), None),
@@ -86,8 +90,8 @@ def test_an_error_of_ringar_names_its_place_in_the_guide(
 
 def test_the_guide_has_the_headings_that_reports_name() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text().lower()
-    for heading in set(failures._HEADINGS.values()):
-        assert f"### {heading}\n" in page
+    for heading in {*failures._HEADINGS.values(), *failures._PHRASES.values()}:
+        assert f"## {heading.replace('-', ' ')}\n" in page
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """Hold the reference complete: every public name has a docstring and a place on one page.
 
-Public are the names that `ringar/__init__.pyi` and `ringar/cupy/__init__.pyi` list, and of public
-modules the names in `__all__`. A page of the reference names each with `::: ringar.name`; a list of
-these names, with the first sentence of each docstring, is put before the first. Wherever docstrings
-and pages have such a name in backticks, it becomes a link.
+Public are the names that the `__init__.pyi` of `ringar`, `ringar.cupy` and `ringar.elastic` list,
+and of public modules the names in `__all__`. A page of the reference names each with
+`::: ringar.name`; a list of these names, with the first sentence of each docstring, is put before
+the first. Wherever docstrings and pages have such a name in backticks, it becomes a link.
 
 `Names` is an extension of griffe, which reads the sources for mkdocstrings; the functions with the
 names of events are hooks of MkDocs.
@@ -21,7 +21,8 @@ import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.pages import Page
 
-LISTS = ("ringar", "ringar.cupy")  # packages whose names are those of their __init__.pyi
+# Packages whose names are those of their __init__.pyi.
+LISTS = ("ringar", "ringar.cupy", "ringar.elastic")
 DIRECTIVE = re.compile(r"^::: (ringar[\w.]*)$", re.MULTILINE)
 MENTION = re.compile(r"(?<!\[)`(ringar(?:\.[a-zA-Z]\w*)+)(\(\))?`")
 ROLE = re.compile(r":\w+:`|(?<!`)``(?!`)")

@@ -86,7 +86,8 @@ def _is_whole(value: SupportsIndex, end: int) -> bool:
 
 def check_dimensions(argument: str, shape: Any) -> None:
     """Refuse an array with more dimensions than a message can describe."""
-    if len(shape) > MAX_DIMENSIONS:
+    dimensions = shape.rank if hasattr(shape, "rank") else len(shape)
+    if dimensions is not None and dimensions > MAX_DIMENSIONS:
         raise ValueError(
             f"`{argument}` must have at most {MAX_DIMENSIONS} dimensions each. "
             f"Received: shape={shape}"

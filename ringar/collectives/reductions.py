@@ -22,7 +22,6 @@ from ringar.job import membership, tensorflow
 from ringar.job.process_sets import ProcessSet
 
 if TYPE_CHECKING:
-    import numpy as np
     import tensorflow as tf
 
 
@@ -48,7 +47,7 @@ def reduce(
     )
     call = with_op(call, op, ranks.size(), wire=wire, algorithm=algorithm)
     if op is Average and ranks.size() == 1:
-        for dtype in dict.fromkeys(value.dtype for value in values):
+        for dtype in dict.fromkeys(value.dtype.name for value in values):
             refuse_integer_average(call, dtype, op, 1)
     pairs = [compression.compress(value) for value in values]
     reduced = ways.run(call, [value for value, _ in pairs])
@@ -91,20 +90,18 @@ def _reduction(
     )  # fmt: skip
 
 
-def refuse_integer_average(
-    call: Call, dtype: np.dtype | tf.DType, op: ReduceOp, ranks: int
-) -> None:
+def refuse_integer_average(call: Call, dtype: str, op: ReduceOp, ranks: int) -> None:
     """Raise ValueError for an average of integers, which would be truncated, on one rank alone.
 
     On several ranks an average has a factor, which the engine refuses for integers. The other
     ranks, whose dtype may differ, then get the error, too, instead of waiting for this rank.
     """
-    if ranks == 1 and op is Average and "float" not in dtype.name:
+    if ranks == 1 and op is Average and "float" not in dtype:
         raise ValueError(
             call.refusal(
                 "a floating dtype for op=ringar.Average, since the average of integers would be "
                 "cut off",
-                dtype.name,
+                dtype,
                 "Use op=ringar.Sum and divide, or cast.",
             )
         )

@@ -48,7 +48,7 @@ def gather(
     scale = float(prescale_factor) * float(postscale_factor)
     if op is Average:
         scale /= ranks.size()
-    refuse_integer_average(call, slices.dtype, op, ranks.size())
+    refuse_integer_average(call, slices.dtype.name, op, ranks.size())
     values = slices.values
     if scale != 1.0 and not slices.dtype.is_floating:
         # The engine refuses this allreduce on all ranks; otherwise the others would wait.

@@ -92,8 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
     cli = command.parser("benchmarks.quick", __doc__, output=None)
     cli.add_argument("parts", nargs="*", metavar="PART", help="calls, epochs or starts; all")
     options = cli.parse_args(arguments)
-    if unknown := set(options.parts) - PARTS.keys():
-        cli.error(f"expected parts out of {', '.join(PARTS)}, received {', '.join(unknown)}")
+    if strangers := set(options.parts) - PARTS.keys():
+        cli.error(f"expected parts out of {', '.join(PARTS)}, received {', '.join(strangers)}")
     print(machine.headline(machine.describe()))
     for name in options.parts or PARTS:
         print(f"\n{name}\n\n{PARTS[name]()}", flush=True)

@@ -15,7 +15,7 @@ import pytest
 from tests.launchers.helpers import QUICK, Launcher, launch, processes, python, shell, wait_until
 
 #: Seconds that the issue allows for the end of the other ranks, and a margin for a busy machine.
-SOON = 5.0
+SOON = 15.0
 
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 

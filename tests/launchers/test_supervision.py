@@ -14,7 +14,7 @@ import pytest
 
 from tests.launchers.helpers import QUICK, Launcher, launch, processes, python, shell, wait_until
 
-#: Seconds that the issue allows for the end of the other ranks, and a margin for a busy machine.
+#: Seconds within which the other ranks have ended, on a busy machine too.
 SOON = 15.0
 
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "

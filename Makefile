@@ -30,6 +30,8 @@ PYTHON ?= python3
 RANKS ?= 2 3 4
 VENV ?= .venv
 BIN := $(VENV)/bin
+# What work on ringar needs beyond what users have, in pyproject.toml.
+GROUPS := test build lint docs
 # Stamps of what is installed: all packages of development, or what users have.
 STAMP := $(VENV)/.ringar-installed
 USER_STAMP := $(VENV)/.ringar-installed-for-users
@@ -79,7 +81,8 @@ $(VENV)/bin/python:
 
 # The first install goes through build isolation, as a user's does.
 $(STAMP): pyproject.toml setup.py | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[tensorflow,test,build,lint,docs]'
+	$(BIN)/python -m pip install --quiet 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[tensorflow]' $(addprefix --group ,$(GROUPS))
 	@touch $@
 
 # Build isolation brings CMake and ninja; the library is built in place.

@@ -21,7 +21,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, GROUPS = PYPROJECT["project"], PYPROJECT["dependency-groups"]
 EXTRAS = PROJECT["optional-dependencies"]
 
 
@@ -74,7 +75,7 @@ def test_hooks_of_commits_have_the_versions_of_lint() -> None:
     (repository,) = read(".pre-commit-config.yaml")["repos"]
     assert repository["repo"] == "local"
     for hook in repository["hooks"]:
-        assert set(hook["additional_dependencies"]) <= set(EXTRAS["lint"]), hook["id"]
+        assert set(hook["additional_dependencies"]) <= set(GROUPS["lint"]), hook["id"]
         assert hook["entry"].split()[0] in (ROOT / "Makefile").read_text()
 
 
@@ -108,7 +109,7 @@ def test_the_recipe_of_conda_has_the_requirements_of_the_package() -> None:
     assert requirements["run"] == {python, *without_spaces(PROJECT["dependencies"])}
     assert requirements["run_constrained"] == set(EXTRAS["tensorflow"])
     tools = requirements["host"] | requirements["build"]
-    assert tools >= without_spaces(EXTRAS["build"]) - {"build>=1.0", "auditwheel>=6.2,<7"}
+    assert tools >= without_spaces(GROUPS["build"]) - {"build>=1.0", "auditwheel>=6.2,<7"}
     scripts = [f"{name} = {target}" for name, target in PROJECT["scripts"].items()]
     assert parsed["build"]["entry_points"] == scripts
 

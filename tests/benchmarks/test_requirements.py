@@ -27,7 +27,7 @@ for module in pkgutil.walk_packages(benchmarks.__path__, "benchmarks."):
     else:
         print(f"{module.name}: imported")
 """
-#: Packages of the extra `test` that `bench` has not.
+#: Packages of the group `test` that the extra `bench` has not.
 HIDDEN = ("pytest", "_pytest", "xdist", "sybil", "nbclient", "ipykernel", "jsonschema", "pandas")
 
 

@@ -27,9 +27,9 @@ from benchmarks.harness.report import KIB, MIB
 from benchmarks.peers.ringar_group import RESNET50_BYTES
 from benchmarks.rates import __main__ as rates
 from benchmarks.targets import SIZES, Figures, targets
-from benchmarks.training import __main__ as overhead
-from benchmarks.training import jobs, scaling
+from benchmarks.training import jobs, scaling, steps
 from benchmarks.training.plot import plot_scaling
+from benchmarks.training.step_worker import WAYS
 
 REPORT = machine.ROOT / "build" / "bench-report"
 FEW_SIZES = [4 * KIB, MIB, 64 * MIB]
@@ -100,13 +100,11 @@ class Report:
 
     def steps(self) -> None:
         """Measures training steps against plain Keras."""
-        counts = {"mlp": (1, 2, 4), "small_cnn": (1, 2)}
-        cases = [(m, n, r) for m in counts for n in counts[m] for r in (False, True)]
-        outcome = jobs.collect(cases, self.rounds)
-        rows, reasons = overhead.rows(outcome), jobs.failures(outcome)
-        scope = {"cases": [jobs.title(case) for case in cases]}
+        cases = steps.cases(["mlp", "small_cnn"], list(WAYS), [1, 2])
+        rows, reasons = steps.collect(cases, 3 * self.rounds)
+        scope = {"cases": [steps.title(case) for case in cases]}
         data = {"tried": scope, "rows": rows, "missing": reasons}
-        self.add("overhead", "Training steps", overhead.table_text(rows), data, False)
+        self.add("steps", "Training steps", steps.table_text(rows), data, False)
         self.failed |= bool(reasons)
 
     def scaling(self) -> None:

@@ -59,18 +59,13 @@ def allreduce_text(runs: dict[str, results.Run]) -> str:
 
 
 def steps_text(rows: list[dict[str, Any]]) -> str:
-    """Returns a table of the training steps of ringar, a row per model and number of ranks."""
-
-    def cell(row: dict[str, Any], key: str, form: str) -> str:
-        return form.format(row[key]) if key in row else ""
-
+    """Returns a table of the training steps of ringar, a row per model, way and number of ranks."""
     lines = [
-        [row["model"], row["processes"], time_text(row["seconds"]) if "seconds" in row else "",
-         cell(row, "of_plain", "{:.1%}"), cell(row, "of_bound", "{:.1%}")]
+        [row["model"], f"`{row['way']}`", row["processes"], time_text(row["seconds"]),
+         f"{row['of_plain']:.1%}", f"{row['of_bound']:.1%}"]
         for row in rows
-        if row["ringar"]
     ]  # fmt: skip
-    headers = ["training under `fit`", "ranks", "step", "of plain processes", "of the bound"]
+    headers = ["training", "by", "ranks", "step", "of plain processes", "of the bound"]
     return table(headers, lines)
 
 
@@ -82,8 +77,8 @@ def tables(kind: results.Kind) -> str:
         parts[0] += f" {rates_text(figures.rates)}"
     if "allreduce-2-ranks" in runs:
         parts += [f"Measured {when(runs['allreduce-2-ranks'])}:", allreduce_text(runs)]
-    if "overhead" in runs:
-        parts += [f"Measured {when(runs['overhead'])}:", steps_text(runs["overhead"]["rows"])]
+    if "steps" in runs:
+        parts += [f"Measured {when(runs['steps'])}:", steps_text(runs["steps"]["rows"])]
     measured = [target for target in targets(figures) if not all(map(isnan, target.measured))]
     return strip_padding("\n\n".join([*parts, bounds.table(measured)]))
 
@@ -124,8 +119,8 @@ def _beside(by_peer: dict[tuple[str, int], dict[str, Any]], size: int) -> str:
 
 
 def _cnn_step(runs: dict[str, results.Run]) -> str:
-    for row in runs.get("overhead", {}).get("rows", []):
-        if row["ringar"] and (row["model"], row["processes"]) == ("small_cnn", 2):
+    for row in runs.get("steps", {}).get("rows", []):
+        if (row["model"], row["way"], row["processes"]) == ("small_cnn", "fit", 2):
             return f"{_with_spread(row)}; {row['of_plain']:.1%}"
     return ""
 

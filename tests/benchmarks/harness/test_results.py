@@ -11,9 +11,7 @@ import pytest
 from benchmarks import performance, targets
 from benchmarks.harness import machine, results
 from benchmarks.harness.report import KIB, MIB
-from benchmarks.harness.series import Series, step_by_step
 from benchmarks.rates import __main__ as rates
-from benchmarks.training import __main__ as overhead
 
 MACHINE = {
     "cpu": "Maker(R) Processor 9.5 GHz",
@@ -68,17 +66,6 @@ def test_a_run_of_less_or_with_wrong_results_replaces_none(
     results.record("one", MACHINE, run_of([4, 8], 3.0, wrong=1))
     (kind,) = results.load_all()
     assert kind["runs"]["one"]["rows"][0]["seconds"] == 1.0
-
-
-def test_the_bound_is_the_longer_step_each_time() -> None:
-    ranks = [[[1.0, 3.0], [1.0, 1.0]], [[2.0, 1.0], [1.0, 2.0]]]
-    assert step_by_step(ranks) == [2.5, 1.5]
-    plain = Series([[2.0, 1.5]], bounds=[step_by_step(ranks)])
-    series = {("mlp", 2, False): plain, ("mlp", 2, True): Series([[4.0]])}
-    rows = overhead.rows(series)
-    assert [row["bound"] for row in rows] == [2.0, 2.0]
-    assert rows[1]["of_bound"] == 0.5
-    assert "50.0%" in overhead.table_text(rows)
 
 
 def copies(read_own: float, write: float, read: float) -> list[dict[str, Any]]:

@@ -12,9 +12,8 @@ from benchmarks import targets
 from benchmarks.harness import processes, report
 from benchmarks.harness.series import Series
 from benchmarks.harness.targets import Target
-from benchmarks.training import __main__ as overhead
 from benchmarks.training import jobs as training
-from benchmarks.training import plot, scaling, threads
+from benchmarks.training import plot, scaling, steps, threads
 from benchmarks.training.models import GRADIENT_BYTES
 from ringar import cost_model
 
@@ -27,10 +26,22 @@ def test_settings_of_threads() -> None:
     assert max(intra for intra, *_ in threads.settings(1, 8)) == 8
 
 
-def test_rows_of_overhead_and_scaling() -> None:
-    plain, distributed = Series([[2e-3, 2e-3]]), Series([[2.5e-3]])
-    rows = overhead.rows({("mlp", 2, False): plain, ("mlp", 2, True): distributed})
-    assert [row["of_plain"] for row in rows] == [1.0, pytest.approx(0.8)]
+def test_turns_are_compared_with_their_neighbours() -> None:
+    reports = [
+        {"plain": [[1.0, 3.0], [2.0, 2.0]], "ringar": [[3.0, 3.0], [5.0, 5.0]], "wrong": 0},
+        {"plain": [[2.0, 1.0], [1.0, 2.0]], "ringar": [[3.0, 2.0], [5.0, 3.0]], "wrong": 1},
+    ]
+    row = steps.figures(reports)
+    # Of two turns: the longer mean of the ranks, and the mean of the longer steps.
+    assert (row["seconds"], row["plain"], row["bound"]) == (4.0, 2.0, 2.25)
+    assert (row["min"], row["max"], row["wrong"]) == (3.0, 5.0, 1)
+    assert (row["of_plain_min"], row["of_plain_max"]) == (2 / 5, 2 / 3)
+    assert (row["of_bound_min"], row["of_bound_max"]) == (2 / 5, 2.5 / 3)
+    text = steps.table_text([{"model": "mlp", "way": "fit", "processes": 2, **row}])
+    assert "53.3% (40.0% to 66.7%)" in text
+
+
+def test_rows_of_scaling() -> None:
     single = Series([[1e-3]])
     table = scaling.rows({("mlp", 1, False): single, ("mlp", 2, True): Series([[1.25e-3]])})
     assert table[1]["ideal"] == pytest.approx(2 * 8 / 1e-3)
@@ -40,8 +51,6 @@ def test_rows_of_overhead_and_scaling() -> None:
 def test_a_case_that_fails_is_named_and_the_others_have_rows() -> None:
     series = {("mlp", 2, False): Series(failure="no end after 1 s"),
              ("mlp", 2, True): Series([[1e-3]])}  # fmt: skip
-    (row,) = overhead.rows(series)
-    assert row["of_plain"] != row["of_plain"]
     assert training.failures(series) == {"mlp, 2 x plain Keras": "no end after 1 s"}
     assert "no end after" in report.missing_lines(training.failures(series))
 
@@ -57,7 +66,9 @@ def test_a_job_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) ->
     series = training.collect([("mlp", 1, False), ("mlp", 1, True)], rounds=3, epochs=1)
     assert len(commands) == 2
     assert {times.failure for times in series.values()} == {"exit code 1: last words"}
-    assert overhead.rows(series) == []
+    rows, reasons = steps.collect([("mlp", "fit", 2)], turns=1)
+    assert rows == []
+    assert reasons == {"mlp, fit, 2 ranks": "exit code 1: last words"}
 
 
 def test_targets_without_figures_say_so() -> None:
@@ -86,15 +97,14 @@ def test_a_job_trains_and_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.errors == 0
 
 
-@pytest.mark.slow
-def test_plain_processes_report_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(training.STEPS, "mlp", 5)
-    result = Series()
-    training.train("mlp", 2, result, with_ringar=False, epochs=2)
-    assert not result.failure
-    # The steps of a rank fill an epoch, and the bound has the longest of each.
-    assert result.bound >= result.seconds * 0.999
-    assert len(result.bounds[0]) == 2
+@pytest.mark.parametrize("way", ["fit", pytest.param("loop", marks=pytest.mark.slow)])
+def test_turns_of_a_job(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(steps.COUNTS, "mlp", 5)
+    (row,), reasons = steps.collect([("mlp", way, 2)], turns=2)
+    assert not reasons
+    assert row["wrong"] == 0
+    assert 0 < row["plain"] <= row["bound"]
+    assert 0 < row["of_plain_min"] <= row["of_plain"] <= row["of_plain_max"]
 
 
 def test_a_prediction_beside_scaling() -> None:

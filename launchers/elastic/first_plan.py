@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import time
@@ -68,6 +69,8 @@ def complete(
             request = replace(request, hosts=allocation.hosts, source=source)
     if request.elastic_dir is not None:
         _make_folder(request.elastic_dir)
+        if not request.dry_run:
+            _reserve(request.elastic_dir)
         folder = f"{membership.FOLDER_VARIABLE}={request.elastic_dir}"
         request = replace(request, exports=(*request.exports, folder))
     return request, _limits(request), discovery
@@ -214,6 +217,24 @@ def _make_folder(folder: Path) -> None:
             f"--elastic-dir: expected a folder to write in, received {str(folder)!r}: "
             f"{error.strerror}"
         ) from error
+
+
+def _reserve(folder: Path) -> None:
+    """Keep other launchers away from the folder until this process ends.
+
+    Two jobs would go on from each other's commits. A file system without locks (NFS, for folders)
+    does not tell.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"--elastic-dir: expected a folder of one job, received {str(folder)!r}, where another "
+            "job writes its commits; wait for its end, or name another folder"
+        ) from None
+    except OSError:
+        os.close(descriptor)
 
 
 def _limits(request: Request) -> Limits:

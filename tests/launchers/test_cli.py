@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import sys
 from pathlib import Path
@@ -106,6 +108,19 @@ def test_bad_input_starts_nothing(
     assert message in err
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_the_commits_of_another_job_are_left_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ("-np", "1", "--min-np", "1", "--elastic-dir", str(tmp_path))
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert run(*options, "true") == 2
+    assert f"received '{tmp_path}', where another job writes" in capfd.readouterr().err
+    assert run(*options, "--dry-run", "true") == 0
+    os.close(descriptor)
+    assert launch(*options, "true").returncode == 0
 
 
 def run(*arguments: str) -> int:

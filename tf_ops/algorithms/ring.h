@@ -42,7 +42,6 @@ class Ring : public InLanes {
  public:
   enum Kind { kReduceScatter, kAllGather, kAllreduce };
 
-  // Chunks are waited for by start().
   Ring(InterNodeCommunicator& group, Kind kind, const Chunks& chunks, const WireCodec& codec,
        StagingBuffers& buffers, int lanes);
 

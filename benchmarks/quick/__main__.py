@@ -5,7 +5,9 @@
 - `calls`: collectives of small NumPy arrays and of eager tensors, beside mpi4py's in the same two
   processes, in turns.
 - `epochs`: the time from the beginning of each epoch of `fit` to its first batch.
-- `starts`: jobs whose ranks add two NumPy arrays, from the launcher's start to its end.
+- `starts`: jobs whose ranks add two NumPy arrays, from the launcher's start to the first collective
+  and to the end, up to 64 ranks on this host and on 8 hosts (network namespaces; needs root), with
+  the memory that a rank does not share, its sockets and its threads.
 
 Tables show medians, with the least and the greatest of the rounds.
 """
@@ -13,26 +15,18 @@ Tables show medians, with the least and the greatest of the rounds.
 from __future__ import annotations
 
 import sys
-import tempfile
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import command, jobs, launch, machine, processes, report
+from benchmarks.harness import command, jobs, launch, machine, report
 from benchmarks.harness.report import KIB
 from benchmarks.harness.series import slowest
+from benchmarks.quick import starts
 
 SIZES = (64, 4 * KIB, 16 * KIB)
 ROUNDS, EPOCHS = 15, 40
-STARTS = (1, 2, 4, 64)
 LIMIT = 300.0
-
-ADDS = """
-import numpy as np, ringar
-ringar.init()
-assert ringar.allreduce(np.ones(2), ringar.Sum)[0] == ringar.size()
-"""
 
 
 def spread(times: list[float]) -> list[str]:
@@ -68,24 +62,7 @@ def epochs() -> str:
     return report.table(["ranks", "median", "least", "greatest"], rows)
 
 
-def starts() -> str:
-    """Measures whole jobs."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "adds.py")
-        script.write_text(ADDS)
-        for ranks in STARTS:
-            job = launch.ringarrun(Path(sys.prefix), ranks, [str(script)])
-            times = []
-            for _ in range(1 if ranks > 8 else 5):
-                start = time.perf_counter()
-                processes.run_command(job, deadline=LIMIT)
-                times.append(time.perf_counter() - start)
-            rows.append([ranks, *spread(times)])
-    return report.table(["ranks", "median", "least", "greatest"], rows)
-
-
-PARTS = {"calls": calls, "epochs": epochs, "starts": starts}
+PARTS = {"calls": calls, "epochs": epochs, "starts": starts.table_text}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -32,6 +32,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # What work on ringar needs beyond what users have, in pyproject.toml.
 GROUPS := test build lint docs
+# Python compiles the modules that are used when they are: few of TensorFlow's ten thousand.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 # Stamps of what is installed: all packages of development, or what users have.
 STAMP := $(VENV)/.ringar-installed
 USER_STAMP := $(VENV)/.ringar-installed-for-users
@@ -81,13 +83,13 @@ $(VENV)/bin/python:
 
 # The first install goes through build isolation, as a user's does.
 $(STAMP): pyproject.toml setup.py | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[tensorflow]' $(addprefix --group ,$(GROUPS))
+	$(PIP_INSTALL) 'pip>=25.1'
+	$(PIP_INSTALL) --editable '.[tensorflow]' $(addprefix --group ,$(GROUPS))
 	@touch $@
 
 # Build isolation brings CMake and ninja; the library is built in place.
 $(USER_STAMP): pyproject.toml setup.py $(SOURCES) ringar/version.py | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[tensorflow,examples]'
+	$(PIP_INSTALL) --editable '.[tensorflow,examples]'
 	@touch $@
 
 $(LIBRARY): $(SOURCES) ringar/version.py $(STAMP)
@@ -191,19 +193,19 @@ GPU_EXTRA ?= gpu-test
 # What is tested is in tests/run_on_gpus.py. Without a GPU it fails before it installs anything.
 test-gpu: $(LIBRARY)
 	$(BIN)/python -m tests.run_on_gpus --check
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[$(GPU_EXTRA)]'
+	$(PIP_INSTALL) --no-build-isolation --editable '.[$(GPU_EXTRA)]'
 	$(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m tests.run_on_gpus
 
 # Eight minutes at most; goes on after failures, and says what is not possible here.
 gpu-report: $(LIBRARY)
 	@if $(BIN)/python -m tests.run_on_gpus --check; then \
-	  $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench,$(GPU_EXTRA)]'; fi
+	  $(PIP_INSTALL) --no-build-isolation --editable '.[bench,$(GPU_EXTRA)]'; fi
 	$(BIN)/python -m tests.gpu_report --output build/gpu-report.md
 
 # On Ray and Spark as they come from PyPI; Spark wants a Java.
 test-clusters: $(LIBRARY)
 	$(call need,java,default-jre-headless)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[ray,spark]'
+	$(PIP_INSTALL) --no-build-isolation --editable '.[ray,spark]'
 	$(LIMIT) 1800 $(PYTEST) --slow tests/clusters
 
 test-matrix: $(WHEEL)
@@ -263,27 +265,27 @@ format: $(STAMP)
 # About a quarter of an hour; nothing else should run meanwhile. Peers are installed into
 # environments of their own below build/bench.
 bench: $(LIBRARY)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
+	$(PIP_INSTALL) --no-build-isolation --editable '.[bench]'
 	$(LIMIT) 3600 $(BIN)/python -m benchmarks
 
 bench-targets: $(LIBRARY)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
+	$(PIP_INSTALL) --no-build-isolation --editable '.[bench]'
 	$(LIMIT) 1800 $(BIN)/python -m benchmarks --targets
 
 # Each of them for five minutes at most.
 papers: $(LIBRARY)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
+	$(PIP_INSTALL) --no-build-isolation --editable '.[bench]'
 	$(LIMIT) 3600 $(BIN)/python -m benchmarks.papers
 
 # Some minutes, on as many ranks as there are GPUs.
 bench-gpu: $(LIBRARY)
 	$(BIN)/python -m tests.run_on_gpus --check
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench,$(GPU_EXTRA)]'
+	$(PIP_INSTALL) --no-build-isolation --editable '.[bench,$(GPU_EXTRA)]'
 	$(LIMIT) 1800 $(BIN)/python -m benchmarks.allreduce --device gpu --output build/bench-gpu.json
 
 # Some minutes. Hosts are network namespaces whose links have a rate: the figures are the links'.
 bench-hosts: $(LIBRARY)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
+	$(PIP_INSTALL) --no-build-isolation --editable '.[bench]'
 	$(LIMIT) 1800 $(BIN)/python -m benchmarks.hosts --output build/bench-hosts
 	$(BIN)/python -m benchmarks.simulate --check build/bench-hosts.json
 

@@ -95,7 +95,7 @@ def environment(release: Release, wheel: Path) -> Path:
             wheel,
         ]
         # One command, so that one set of versions satisfies all.
-        run(python, "-m", "pip", "install", "--quiet", *requirements, limit=600)
+        run(python, "-m", "pip", "install", "--quiet", "--no-compile", *requirements, limit=600)
         stamp.touch()
     pip: list[str | Path] = [
         python,

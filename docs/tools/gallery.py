@@ -12,7 +12,6 @@ The functions with the names of events are hooks of MkDocs.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -83,6 +82,8 @@ def output(path: Path) -> str:
 
 def main(names: list[str]) -> None:
     """Run examples, and put what they print and draw into their files."""
+    from PIL import Image  # comes with Matplotlib, which the site does without
+
     for name in names or sorted(path.stem for path in EXAMPLES.glob("*.py")):
         path = EXAMPLES / f"{name}.py"
         with tempfile.TemporaryDirectory() as folder:
@@ -95,8 +96,8 @@ def main(names: list[str]) -> None:
                 timeout=600,
                 check=True,
             )
-            PICTURES.mkdir(parents=True, exist_ok=True)
-            shutil.copy(Path(folder, f"{name}.png"), PICTURES)
+            picture = Image.open(Path(folder, f"{name}.png")).convert("RGB").quantize(128)
+            picture.save(PICTURES / f"{name}.png", optimize=True)
         code = path.read_text().partition("\n# %% [markdown] tags")[0]
         path.write_text(code + OUTPUT_CELL.format(text=job.stdout.strip(), name=name))
         print(f"{name}:\n{job.stdout}", flush=True)

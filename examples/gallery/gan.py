@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 import ringar
 
-NOISE = 16
+NOISE, EPOCHS = 16, 50
 digits = (load_digits().data / 8 - 1).astype("float32")  # -1 to 1
 
 # %% [markdown]
@@ -39,7 +39,6 @@ class GAN(keras.Model):
                 keras.Input((64,)),
                 layers.Dense(128, "leaky_relu"),
                 layers.Dropout(0.3),
-                layers.Dense(64, "leaky_relu"),
                 layers.Dense(1),
             ]
         )
@@ -78,7 +77,7 @@ def train() -> tuple[dict[str, list[float]], np.ndarray, np.ndarray]:
     history = model.fit(
         ringar.data.shard(digits),
         batch_size=32,
-        epochs=60,
+        epochs=EPOCHS,
         callbacks=[ringar.callbacks.Distributed()],
         verbose=0,
     )
@@ -94,7 +93,7 @@ The Fréchet distance compares mean and covariance of the drawn images with thos
 
 # %%
 def distance(x: np.ndarray, y: np.ndarray) -> float:
-    covariances = np.cov(x.T), np.cov(y.T)
+    covariances = [np.cov(rows.T) + 1e-6 * np.eye(64) for rows in (x, y)]  # invertible
     cross = sqrtm(covariances[0] @ covariances[1]).real
     return float(((x.mean(0) - y.mean(0)) ** 2).sum() + np.trace(sum(covariances) - 2 * cross))
 
@@ -107,9 +106,12 @@ assert distances[1] < distances[0] / 3
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3), layout="constrained")
 for name, losses in history.items():
-    left.plot(range(1, 61), losses, label=name)
+    left.plot(range(1, EPOCHS + 1), losses, label=name)
 left.set(title="Two ranks train a GAN", xlabel="epoch", ylabel="loss (nats per image)")
 left.legend()
-right.imshow(after[:40].reshape(5, 8, 8, 8).swapaxes(1, 2).reshape(40, 64), "gray_r")
+images = np.pad(
+    after[:24].reshape(4, 6, 8, 8), [(0, 0), (0, 0), (1, 1), (1, 1)], constant_values=-1
+)
+right.imshow(images.swapaxes(1, 2).reshape(40, 60), "gray_r")
 right.set(title="Digits that the generator draws", xticks=[], yticks=[])
 figure.savefig("gan.png")

@@ -88,3 +88,34 @@ axes.plot(time, x[:300, -1, 0] + 0.9, ":", color="gray", label="last value")
 axes.set(title="Mackey-Glass series, test", xlabel="time (units)", ylabel="x (population)")
 axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 figure.savefig("series.png")
+
+# %% [markdown] tags=["output"]
+"""
+## Output
+
+```text
+[0] Epoch 1/10
+[0] 30/30 - 15s - 511ms/step - loss: 0.0165 - val_loss: 0.0054
+[0] Epoch 2/10
+[0] 30/30 - 3s - 85ms/step - loss: 0.0048 - val_loss: 0.0037
+[0] Epoch 3/10
+[0] 30/30 - 3s - 100ms/step - loss: 0.0028 - val_loss: 0.0017
+[0] Epoch 4/10
+[0] 30/30 - 3s - 92ms/step - loss: 0.0011 - val_loss: 6.4084e-04
+[0] Epoch 5/10
+[0] 30/30 - 2s - 78ms/step - loss: 5.1732e-04 - val_loss: 2.9705e-04
+[0] Epoch 6/10
+[0] 30/30 - 2s - 72ms/step - loss: 2.9090e-04 - val_loss: 1.9069e-04
+[0] Epoch 7/10
+[0] 30/30 - 2s - 76ms/step - loss: 1.8762e-04 - val_loss: 1.5649e-04
+[0] Epoch 8/10
+[0] 30/30 - 2s - 69ms/step - loss: 1.8009e-04 - val_loss: 1.5760e-04
+[0] Epoch 9/10
+[0] 30/30 - 2s - 73ms/step - loss: 1.7635e-04 - val_loss: 1.1099e-04
+[0] Epoch 10/10
+[0] 30/30 - 2s - 77ms/step - loss: 1.5682e-04 - val_loss: 7.4035e-05
+root of the mean square error: last value 0.315, ScanLSTM 0.009
+```
+
+![What the example draws](../pictures/gallery/series.png)
+"""

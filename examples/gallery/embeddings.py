@@ -27,15 +27,15 @@ it, or, for half of the pairs, any word of the text. The model tells which.
 # %%
 text = re.findall("[a-z_]+", " ".join(topics.values()).lower())
 names, counts = np.unique(text, return_counts=True)
-names = list(names[np.argsort(-counts, kind="stable")][30:1030])  # the 30 first are "the", "of", …
-rows = {name: row for row, name in enumerate(names)}
+frequent = np.argsort(-counts, kind="stable")[30:1030]  # the 30 first are "the", "of", …
+rows = {str(name): row for row, name in enumerate(names[frequent])}
 words = np.array([rows[word] for word in text if word in rows], "int32")
 
 
 def pairs(seed: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
-    neighbours = [np.stack([words[distance:], words[:-distance]], 1) for distance in (1, 2)]
-    neighbours = np.concatenate([*neighbours, *(pair[:, ::-1] for pair in neighbours)])
+    after = np.concatenate([np.stack([words[:-n], words[n:]], 1) for n in (1, 2)])
+    neighbours = np.concatenate([after, after[:, ::-1]])
     strangers = np.stack([neighbours[:, 0], rng.permutation(neighbours[:, 1])], 1)
     labels = np.repeat(np.array([1, 0], "float32"), len(neighbours))
     order = rng.permutation(2 * len(neighbours))
@@ -53,8 +53,8 @@ def train() -> tuple[list[float], np.ndarray]:
     ringar.init()
     ringar.set_random_seed(1)
     pair = keras.Input((2,), dtype="int32")
-    vectors = ringar.layers.HogwildEmbedding(len(names), 32, name="vectors")(pair[:, 0])
-    contexts = ringar.layers.HogwildEmbedding(len(names), 32)(pair[:, 1])
+    vectors = ringar.layers.HogwildEmbedding(len(rows), 32, name="vectors")(pair[:, 0])
+    contexts = ringar.layers.HogwildEmbedding(len(rows), 32)(pair[:, 1])
     model = keras.Model(pair, layers.Activation("sigmoid")(layers.Dot(1)([vectors, contexts])))
     model.compile(
         ringar.Hogwild(keras.optimizers.SGD(0.15)),
@@ -110,3 +110,17 @@ axes.set(title="Word vectors of two ranks", xlabel="first axis", ylabel="second 
 axes.margins(0.1)
 axes.legend()
 figure.savefig("embeddings.png")
+
+# %% [markdown] tags=["output"]
+"""
+## Output
+
+```text
+epoch 1: tells 58.8% of pairs from pairs by chance
+epoch 2: tells 66.5% of pairs from pairs by chance
+epoch 3: tells 69.7% of pairs from pairs by chance
+epoch 4: tells 70.7% of pairs from pairs by chance
+```
+
+![What the example draws](../pictures/gallery/embeddings.png)
+"""

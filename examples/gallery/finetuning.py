@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import ringar
 
-EPOCHS = 20
+EPOCHS = 10
 
 
 def load(classes: range) -> tuple[np.ndarray, np.ndarray]:
@@ -56,9 +56,8 @@ def fit(model: keras.Model, data: tuple, test: tuple, epochs: int) -> list[float
 
 # %% [markdown]
 """
-The first `fit` trains the base. It is then frozen: `DistributedOptimizer` sends only gradients of
-weights that are trainable, and so a step of the second `fit` sends 20 KB where the third sends 100.
-`ringar.stats` counts these bytes.
+The first `fit` trains the base, which is then frozen. `DistributedOptimizer` exchanges the
+gradients of weights that are trainable: 20 KB in a step of the second `fit`, 96 KB in the third.
 """
 
 
@@ -84,11 +83,17 @@ def train() -> dict[str, list[float]]:
     }
 
 
+# %% [markdown]
+"""
+With frozen convolutions the net needs fewer epochs. Later the other one catches up, for its
+convolutions learn the new digits, too.
+"""
+
 # %%
 accuracies = ringar.run(train, np=2)[0]
 for name, values in accuracies.items():
-    print(f"digits 5 to 9, {name}: {values[4]:.1f}% after 5 epochs, {values[-1]:.1f}% in the end")
-assert accuracies["fine-tuned"][4] > accuracies["from scratch"][4]
+    print(f"digits 5 to 9, {name}: {values[2]:.1f}% after 3 epochs, {values[-1]:.1f}% in the end")
+assert accuracies["fine-tuned"][2] > accuracies["from scratch"][2]
 assert accuracies["fine-tuned"][-1] > 85
 
 # %%

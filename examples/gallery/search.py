@@ -50,9 +50,9 @@ def accuracy_of(parameters: dict, ranks: ringar.ProcessSet) -> float:
     history = model.fit(
         *ringar.data.shard((images[:1000], labels[:1000]), process_set=ranks),
         batch_size=32,
-        epochs=3,
+        epochs=6,
         validation_data=ringar.data.shard((images[1000:], labels[1000:]), process_set=ranks),
-        callbacks=[ringar.callbacks.Distributed(ranks)],
+        callbacks=[ringar.callbacks.Distributed(process_set=ranks)],
         verbose=0,
     )
     return history.history["val_accuracy"][-1]
@@ -77,7 +77,7 @@ def search() -> list[tuple[float, int, float]]:
         trials = [study.ask() for _ in sets] if ringar.rank() == 0 else []
         proposals = [
             {
-                "rate": trial.suggest_float("rate", 1e-4, 1.0, log=True),
+                "rate": trial.suggest_float("rate", 1e-3, 1.0, log=True),
                 "units": trial.suggest_int("units", 8, 128, log=True),
             }
             for trial in trials

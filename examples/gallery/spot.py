@@ -107,3 +107,15 @@ top.set(title="A rank is lost, and a new one joins", ylabel="ranks", yticks=[0, 
 bottom.plot(times - times[0], 100 * accuracies, ".-")
 bottom.set(xlabel="time since the end of the first epoch (s)", ylabel="training accuracy (%)")
 figure.savefig("spot.png")
+
+# %% [markdown] tags=["output"]
+"""
+## Output
+
+```text
+epochs with two ranks, then with one: 2, 7
+accuracy on new images: 99.4%
+```
+
+![What the example draws](../pictures/gallery/spot.png)
+"""

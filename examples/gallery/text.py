@@ -119,3 +119,25 @@ right.text(0.5, 0.5, "\n".join(lines), ha="center", va="center", family="monospa
 right.set_title("What the model writes")
 right.axis("off")
 figure.savefig("text.png")
+
+# %% [markdown] tags=["output"]
+"""
+## Output
+
+```text
+76 different characters
+[0] Epoch 1/5
+[0] 100/100 - 72s - 717ms/step - loss: 2.8685 - val_loss: 2.4210
+[0] Epoch 2/5
+[0] 100/100 - 31s - 311ms/step - loss: 2.4335 - val_loss: 2.1868
+[0] Epoch 3/5
+[0] 100/100 - 33s - 334ms/step - loss: 2.1354 - val_loss: 1.9424
+[0] Epoch 4/5
+[0] 100/100 - 40s - 402ms/step - loss: 1.8750 - val_loss: 1.7817
+[0] Epoch 5/5
+[0] 100/100 - 43s - 434ms/step - loss: 1.6926 - val_loss: 1.6765
+loss 1.68, entropy of the characters 3.27 nats per character
+```
+
+![What the example draws](../pictures/gallery/text.png)
+"""

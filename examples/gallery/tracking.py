@@ -112,3 +112,15 @@ for rate, values in sorted(curves.items()):
 axes.set(title="Runs in MLflow", xlabel="epoch", ylabel="accuracy on new images (%)")
 axes.legend()
 figure.savefig("tracking.png")
+
+# %% [markdown] tags=["output"]
+"""
+## Output
+
+```text
+runs: 2, epochs: [10, 10]
+TensorBoard has ['evaluation_accuracy_vs_iterations', 'evaluation_loss_vs_iterations', 'epoch_accuracy', 'epoch_loss']
+```
+
+![What the example draws](../pictures/gallery/tracking.png)
+"""

@@ -105,3 +105,16 @@ axes.set(
 )
 axes.legend()
 figure.savefig("finetuning.png")
+
+# %% [markdown] tags=["output"]
+"""
+## Output
+
+```text
+[0] digits 0 to 4: 100.0% of new images
+digits 5 to 9, fine-tuned: 86.3% after 3 epochs, 92.4% in the end
+digits 5 to 9, from scratch: 59.1% after 3 epochs, 92.1% in the end
+```
+
+![What the example draws](../pictures/gallery/finetuning.png)
+"""

@@ -103,3 +103,14 @@ axes.set(title=f"{len(trials)} trials on two process sets", xscale="log", yscale
 axes.set(xlabel="learning rate", ylabel="hidden units")
 figure.colorbar(points, label="accuracy (%)")
 figure.savefig("search.png")
+
+# %% [markdown] tags=["output"]
+"""
+## Output
+
+```text
+best of 12 trials: learning rate 0.0181, 53 units, 93.9%
+```
+
+![What the example draws](../pictures/gallery/search.png)
+"""

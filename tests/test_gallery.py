@@ -55,9 +55,7 @@ def test_a_notebook(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     pytest.importorskip(PACKAGES.get(name, "keras"))
     for variable in [name for name in os.environ if name.startswith("RINGAR_RANK")]:
         monkeypatch.delenv(variable)
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([PYTHONPATH, os.environ.get("PYTHONPATH", "")])
-    )
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     book = gallery().notebook(EXAMPLES[name])
     NotebookClient(book, timeout=380, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in book.cells for output in cell.get("outputs", ())]

@@ -12,6 +12,7 @@
 #   make check-wheels  both wheels: auditwheel finds what their names promise
 #   make lint         ruff, mypy, import-linter, includes of tf_ops, clang-format, shellcheck, hadolint
 #   make docs         the documentation site, in build/site; a broken link or an undocumented name fails
+#   make gallery      the output and pictures of examples/gallery, which it runs
 #   make rooms        the picture of docs/architecture.md, from the imports
 #   make format       what lint would complain of, corrected
 #   make bench        every benchmark that fits into a quarter of an hour, with a report
@@ -68,7 +69,7 @@ PYTEST = $(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: all demo test test-plain test-ranks test-long chaos test-native test-native-aarch64 test-gpu gpu-report test-clusters \
-  test-matrix check-wheels lint docs rooms performance format bench bench-targets papers bench-gpu \
+  test-matrix check-wheels lint docs gallery rooms performance format bench bench-targets papers bench-gpu \
   bench-hosts wheel wheel-aarch64 clean distclean
 .DELETE_ON_ERROR:
 
@@ -221,7 +222,7 @@ lint: $(STAMP)
 .PHONY: lint-python lint-rest
 lint-python: build/mypy/ringar
 	$(BIN)/mypy -p ringar -p tests $(addprefix -p ,$(wildcard benchmarks)) \
-	  $(addprefix -m ,$(subst /,.,$(patsubst %.py,%,setup.py $(wildcard examples/*.py docs/tools/*.py))))
+	  $(addprefix -m ,$(subst /,.,$(patsubst %.py,%,setup.py $(wildcard examples/*.py examples/gallery/*.py docs/tools/*.py))))
 
 lint-rest: build/mypy/ringar
 	$(BIN)/ruff check .
@@ -256,6 +257,11 @@ performance: $(STAMP)
 # Strict: see mkdocs.yml. No request leaves the machine.
 docs: $(STAMP)
 	$(LIMIT) 600 env NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+# Runs the examples of the gallery, and puts what they print and draw into their files.
+gallery: $(LIBRARY)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[gallery]'
+	$(LIMIT) 1800 $(BIN)/python docs/tools/gallery.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix-only .

@@ -88,6 +88,8 @@ def _place(target: str, config: MkDocsConfig, files: Files) -> str:
         return PAGES[target]
     if target.startswith("docs/"):
         return target.removeprefix("docs/")
+    if target.startswith("examples/gallery/"):
+        return f"{target.removeprefix('examples/').removesuffix('.py')}.md"
     uri = f"sources/{target}"
     if files.get_file_from_path(uri) is None:
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / target)))

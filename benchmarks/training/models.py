@@ -106,9 +106,9 @@ GRADIENT_BYTES = {
 """Of all gradients together, for callers that do not import TensorFlow. A test counts them."""
 
 
-def data_for(model: Any, examples: int) -> tuple[np.ndarray, np.ndarray]:
+def data_for(model: Any, examples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Returns random inputs and targets of the model's shapes."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     inputs = random.normal(size=(examples, *model.input_shape[1:])).astype(np.float32)
     targets = random.normal(size=(examples, *model.output_shape[1:])).astype(np.float32)
     return inputs, targets

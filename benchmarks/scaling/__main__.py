@@ -45,7 +45,7 @@ from ringar.job import mpi
 
 WORKER = "benchmarks.scaling.worker"
 LIMIT = 3600.0
-DEFAULT_MODELS = "mlp,small_cnn,resnet50"
+DEFAULT_MODELS, MODELS_OF_NAMESPACES = "mlp,small_cnn,resnet50", "small_cnn"
 UNITS = {"mbit": 1.0, "gbit": 1e3}
 
 
@@ -57,24 +57,41 @@ def rate_mbit(text: str) -> float:
     return float(number) * UNITS[unit]
 
 
+def numbers(text: str) -> list[int]:
+    """Returns numbers of hosts such as 1,2,4."""
+    words = text.split(",")
+    if not all(word.isdigit() and int(word) for word in words):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 1,2,4, received {text!r}")
+    return [int(word) for word in words]
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     cli = command.parser(
         "benchmarks.scaling", __doc__, "writes OUTPUT.json, OUTPUT.md and OUTPUT.png"
     )
     add = cli.add_argument
-    add("--models", default=DEFAULT_MODELS, help=f"of {','.join(MODELS)} (default %(default)s)")
+    add("--models", help=f"of {','.join(MODELS)} (default {DEFAULT_MODELS}; with --namespaces "
+        f"{MODELS_OF_NAMESPACES})")  # fmt: skip
     add("--rounds", type=int, default=3, help="turns of each case (default %(default)s)")
     add("--seconds", type=float, default=0.5, help="of a turn, at least a step (%(default)s)")
     add("--threads", type=int, default=1, help="of TensorFlow per rank (default %(default)s)")
     add("-np", "--num-proc", type=int, help="ranks, without a launcher (default: one per core)")
     links = cli.add_argument_group("hosts that are network namespaces")
     links.add_argument("--namespaces", action="store_true", help="makes them, as root")
-    links.add_argument("--hosts", type=int, default=8, help="how many (default %(default)s)")
+    links.add_argument("--hosts", type=numbers, default="1,2,4,8", help="default %(default)s")
     links.add_argument("--ranks-per-host", type=int, default=1, help="default %(default)s")
     links.add_argument("--rates", type=lambda text: [rate_mbit(rate) for rate in text.split(",")],
                        default="100mbit,1gbit,10gbit", help="default %(default)s")  # fmt: skip
     return cli
+
+
+def settings(
+    models: list[str], rounds: int = 3, seconds: float = 0.5, threads: int = 1
+) -> dict[str, Any]:
+    """Returns the options of `benchmarks.scaling.worker` on links as they are."""
+    return {"models": models, "rounds": rounds, "seconds": seconds, "threads": threads,
+            "rates": [None]}  # fmt: skip
 
 
 def is_launched() -> bool:
@@ -94,9 +111,9 @@ def run(options: dict[str, Any], ranks: int, start: Command = launch.ringarrun) 
 
 
 def run_on_namespaces(
-    options: dict[str, Any], hosts: int, ranks_per_host: int, rates: list[float]
+    options: dict[str, Any], counts: list[int], ranks_per_host: int, rates: list[float]
 ) -> dict[str, Any]:
-    """Measures on hosts that are network namespaces, at each rate of their links.
+    """Measures on hosts that are network namespaces, by their numbers and rates of their links.
 
     Raises:
         JobFailedError: the job failed, or there can be no such hosts here.
@@ -105,9 +122,10 @@ def run_on_namespaces(
 
     if reason := unavailable():
         raise JobFailedError(f"--namespaces: {reason}")
-    with Hosts(hosts, rate_mbit=rates[0], mtu=JUMBO_MTU) as namespaces:
+    with Hosts(max(counts), rate_mbit=rates[0], mtu=JUMBO_MTU) as namespaces:
         start = launch.on_hosts(namespaces, ranks_per_host, "tcp")
-        return run({**options, "rates": rates}, hosts * ranks_per_host, start)
+        job = {**options, "rates": rates, "hosts": counts}
+        return run(job, max(counts) * ranks_per_host, start)
 
 
 def finish(data: dict[str, Any], output: str | None) -> int:
@@ -139,25 +157,23 @@ def main(arguments: list[str] | None = None) -> int:
     """Measures on the ranks that there are, or starts them."""
     cli = parser()
     options = cli.parse_args(arguments)
-    models = options.models.split(",")
+    default = MODELS_OF_NAMESPACES if options.namespaces else DEFAULT_MODELS
+    models = (options.models or default).split(",")
     if unknown_names := sorted(set(models) - set(MODELS)):
         cli.error(f"--models: expected some of {', '.join(MODELS)}, received {unknown_names}")
-    settings = {"models": models, "rounds": options.rounds, "seconds": options.seconds,
-                "threads": options.threads, "rates": [None]}  # fmt: skip
+    job = settings(models, options.rounds, options.seconds, options.threads)
     if is_launched():
-        _, data = worker.measure(settings)
+        _, data = worker.measure(job)
         return finish(data, options.output) if data else 0
     try:
         if options.namespaces:
-            data = run_on_namespaces(
-                settings, options.hosts, options.ranks_per_host, options.rates
-            )
+            data = run_on_namespaces(job, options.hosts, options.ranks_per_host, options.rates)
         else:
-            data = run(settings, options.num_proc or len(os.sched_getaffinity(0)))
+            data = run(job, options.num_proc or len(os.sched_getaffinity(0)))
     except JobFailedError as error:
         print(f"benchmarks.scaling: {error}", file=sys.stderr)
         return 1
-    name = f"scaling-{options.hosts}-namespaces" if options.namespaces else "scaling"
+    name = "scaling-namespaces" if options.namespaces else "scaling"
     results.record(name, data["machine"], recorded(data))
     return finish(data, options.output)
 

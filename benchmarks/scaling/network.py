@@ -126,9 +126,7 @@ def _adder() -> float:
     return 1000 * received.nbytes / (time.perf_counter() - begin)
 
 
-def _allreduce_seconds(
-    ranks: list[int], nbytes: int, calls: int, algorithm: str = ""
-) -> float:
+def _allreduce_seconds(ranks: list[int], nbytes: int, calls: int, algorithm: str = "") -> float:
     """Measures the median allreduce of these ranks; the others wait. All ranks call it."""
     import ringar
     from ringar.collectives.call import Call

@@ -62,9 +62,13 @@ class Placement:
             )
         self.hosts, self.ranks_per_host = len(counts), len(self.seats) // len(counts)
 
-    def counts(self) -> list[int]:
-        """Returns the numbers of ranks: 1, 2, 4, ... of a host, then 2, 4, ... full hosts."""
-        full_hosts = [self.ranks_per_host * hosts for hosts in powers(self.hosts)]
+    def counts(self, hosts: Sequence[int] = ()) -> list[int]:
+        """Returns the numbers of ranks: 1, 2, 4, ... of a host, then 2, 4, ... full hosts.
+
+        Args:
+            hosts: the numbers of full hosts, in place of 1, 2, 4, ... and all.
+        """
+        full_hosts = {self.ranks_per_host * n for n in hosts or powers(self.hosts)}
         return sorted({*powers(self.ranks_per_host), *full_hosts})
 
     def hosts_of(self, count: int) -> int:

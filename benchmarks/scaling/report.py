@@ -51,7 +51,7 @@ def _rows_of(
         case = cases["ringar", ranks, batch]
         images = ranks * batch
         seconds, ideal = median(case["seconds"]), ranks * most / base
-        alone = median(cases["alone", 1, batch]["seconds"])
+        single_step = median(cases["alone", 1, batch]["seconds"])
         plain = cases.get(("plain", ranks, batch), cases["alone", 1, batch])
         side_by_side = median(plain["seconds"])
         yield {
@@ -60,20 +60,25 @@ def _rows_of(
             "rate_min": images / max(case["seconds"]), "rate_max": images / min(case["seconds"]),
             "plain": images / side_by_side, "ideal": ideal, "of_ideal": images / seconds / ideal,
             "communication": max(0.0, 1 - side_by_side / seconds), "busy": case["busy"],
-            "predicted": _predicted(data, model, rate, place, alone, images),
-            "wrong": case["wrong"],
+            "predicted": _predicted(data, model, rate, place, single_step, images),
+            "wrong": case["errors"],
         }  # fmt: skip
 
 
 def _predicted(
-    data: dict[str, Any], model: str, rate: float | None, place: Row, alone: float, images: int
+    data: dict[str, Any],
+    model: str,
+    rate: float | None,
+    place: Row,
+    single_step: float,
+    images: int,
 ) -> float | None:
     """Returns the images/s that the cost model predicts; None without parameters."""
     parameters = next(n["parameters"] for n in data["networks"] if n["rate_mbit"] == rate)
     if parameters is None:
         return None
     layers = [Layer(*layer) for layer in data["layers"][model]]
-    workload = Workload(layers, place["turns"] * alone, bucket=data["bucket_bytes"],
+    workload = Workload(layers, place["turns"] * single_step, bucket=data["bucket_bytes"],
                         contention=1.0 if place["hosts"] == 1 else 0.0)  # fmt: skip
     step = predict(workload, Parameters(**parameters), place["ranks"], data["ranks_per_host"])
     return images / step.total
@@ -102,11 +107,12 @@ def network_text(data: dict[str, Any]) -> str:
         if entry["parameters"] is None:
             continue
         p = Parameters(**entry["parameters"])
-        between = (f"{report.time_text(p.latency)} and {p.bandwidth / 1e6:.4g} MB/s between hosts, "
-                   if len(data["hosts"]) > 1 else "")  # fmt: skip
-        lines.append(f"measured{' at ' * bool(entry['rate_mbit'])}{rate_text(entry['rate_mbit'])}: "
-                     f"{between}{report.time_text(p.local_latency)} and "
-                     f"{p.local_bandwidth / 1e9:.3g} GB/s within a host")  # fmt: skip
+        parts = [f"{report.time_text(p.latency)} and {p.bandwidth / 1e6:.4g} MB/s between hosts",
+                 f"{report.time_text(p.local_latency)} and {p.local_bandwidth / 1e9:.3g} GB/s "
+                 "within a host"]  # fmt: skip
+        parts = parts[len(data["hosts"]) == 1 :][: 2 if data["ranks_per_host"] > 1 else 1]
+        at = f" at {rate_text(entry['rate_mbit'])}" if entry["rate_mbit"] else ""
+        lines.append(f"Measured{at}: {', '.join(parts)}.")
     return "\n".join(lines)
 
 

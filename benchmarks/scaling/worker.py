@@ -50,7 +50,7 @@ class Case:
         batch: images of each rank.
         seconds: of a step, by round.
         busy: the part of a step in which rank 0 had an exchange under way.
-        wrong: ranks whose weights differ, or are no numbers.
+        errors: ranks whose weights differ, or are no numbers.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class Case:
     batch: int
     seconds: list[float] = field(default_factory=list)
     busy: float = 0.0
-    wrong: int = 0
+    errors: int = 0
 
 
 def cases(counts: Sequence[int], batch: int) -> list[Case]:
@@ -69,8 +69,8 @@ def cases(counts: Sequence[int], batch: int) -> list[Case]:
     """
     sizes = [(n, batch) for n in counts]
     sizes += [(n, batch // n) for n in counts if n > 1 and batch % n == 0]
-    alone = [Case("alone", 1, size) for size in dict.fromkeys(size for _, size in sizes)]
-    return [*alone, *(Case(kind, *size) for size in sizes for kind in ("plain", "ringar")
+    singles = [Case("alone", 1, size) for size in dict.fromkeys(size for _, size in sizes)]
+    return [*singles, *(Case(kind, *size) for size in sizes for kind in ("plain", "ringar")
                       if (kind, size[0]) != ("plain", 1))]  # fmt: skip
 
 
@@ -134,10 +134,8 @@ class Worker:
 
         self.options = options
         self.placement = Placement(ringar.allgather_object(this_seat()))
-        self.counts = self.placement.counts()
-        self.groups = {
-            n: ringar.add_process_set(self.placement.members(n)) for n in self.counts
-        }
+        self.counts = self.placement.counts(options.get("hosts", ()))
+        self.groups = {n: ringar.add_process_set(self.placement.members(n)) for n in self.counts}
 
     def share(self, number: float) -> float:
         """Returns the number of the rank that is a member of every case."""
@@ -188,7 +186,7 @@ class Worker:
             case.seconds.append(self._timed(step, count, group))
             if is_checked:
                 digests = ringar.allgather_object(training.digest(), process_set=group)
-                case.wrong = sum(not d or d != digests[0] for d in digests)
+                case.errors = sum(not d or d != digests[0] for d in digests)
                 case.busy = self._busy_part(step, group) if case.ranks > 1 else 0.0
         ringar.barrier()
 
@@ -268,7 +266,8 @@ def measure(options: dict[str, Any]) -> tuple[int, dict[str, Any] | None]:
 
     Args:
         options: `models`, `rounds`, `seconds` of a turn, `threads` of a rank, and `rates`: Mbit/s
-            that links are set to, one after the other; None: links stay as they are.
+            that links are set to, one after the other; None: links stay as they are. Optional are
+            `hosts`: numbers of hosts, in place of 1, 2, 4, ... and all.
 
     Returns:
         The number of this rank; and plain data on the one that has to report them, else None.

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from benchmarks import targets
 from benchmarks.harness import processes, report
@@ -14,9 +10,7 @@ from benchmarks.harness.series import Series
 from benchmarks.harness.targets import Target
 from benchmarks.training import __main__ as overhead
 from benchmarks.training import jobs as training
-from benchmarks.training import plot, scaling, threads
-from benchmarks.training.models import GRADIENT_BYTES
-from ringar import cost_model
+from benchmarks.training import threads
 
 pytestmark = pytest.mark.job
 
@@ -27,14 +21,10 @@ def test_settings_of_threads() -> None:
     assert max(intra for intra, *_ in threads.settings(1, 8)) == 8
 
 
-def test_rows_of_overhead_and_scaling() -> None:
+def test_rows_of_overhead() -> None:
     plain, distributed = Series([[2e-3, 2e-3]]), Series([[2.5e-3]])
     rows = overhead.rows({("mlp", 2, False): plain, ("mlp", 2, True): distributed})
     assert [row["of_plain"] for row in rows] == [1.0, pytest.approx(0.8)]
-    single = Series([[1e-3]])
-    table = scaling.rows({("mlp", 1, False): single, ("mlp", 2, True): Series([[1.25e-3]])})
-    assert table[1]["ideal"] == pytest.approx(2 * 8 / 1e-3)
-    assert table[1]["efficiency"] == pytest.approx(0.8)
 
 
 def test_a_case_that_fails_is_named_and_the_others_have_rows() -> None:
@@ -95,57 +85,3 @@ def test_plain_processes_report_each_step(monkeypatch: pytest.MonkeyPatch) -> No
     # The steps of a rank fill an epoch, and the bound has the longest of each.
     assert result.bound >= result.seconds * 0.999
     assert len(result.bounds[0]) == 2
-
-
-def test_a_prediction_beside_scaling() -> None:
-    parameters = scaling.host_parameters(short=2e-6, long=8e-3)
-    # The model gives back the times that its parameters were made from.
-    host = cost_model.Network(parameters, 1, 2)
-    assert host.local_allreduce(scaling.LONG) == pytest.approx(8e-3)
-    assert host.local_allreduce(0) == pytest.approx(2e-6)
-    table = scaling.rows(measured(), parameters, 2)
-    predicted = {row["ranks"]: row["predicted"] for row in table}
-    exchange = host.local_allreduce(GRADIENT_BYTES["small_cnn"])
-    assert predicted[1] == pytest.approx(32 / 9e-3)
-    assert predicted[2] == pytest.approx(2 * 32 / (9e-3 + exchange))
-    assert predicted[4] < predicted[2]  # four ranks take turns on two cores
-    assert "predicted" not in scaling.rows({("mlp", 1, False): Series([[1e-3]])})[0]
-
-
-def measured(*models: str) -> dict[training.Case, Series]:
-    cases = training.cases(list(models) or ["small_cnn"], [1, 2, 4])
-    return {case: Series([[9e-3]]) for case in cases}
-
-
-@pytest.mark.slow
-def test_the_picture_of_scaling(tmp_path: Path) -> None:
-    table = scaling.rows(measured(), scaling.host_parameters(short=2e-6, long=8e-3), 2)
-    predicted = {row["ranks"]: row["predicted"] for row in table}
-    panel = Figure().add_subplot()
-    plot._scaling_panel(panel, table)
-    (dashed,) = [line for line in panel.lines if line.get_linestyle() == "--"]
-    assert np.asarray(dashed.get_ydata()).tolist() == [predicted[n] for n in (1, 2, 4)]
-    plot.plot_scaling(str(tmp_path / "with"), table)
-    without = [{k: v for k, v in row.items() if k != "predicted"} for row in table]
-    plot.plot_scaling(str(tmp_path / "without"), without)
-    pictures = [(tmp_path / name).read_bytes() for name in ("with.png", "without.png")]
-    assert pictures[0] != pictures[1]
-
-
-@pytest.mark.parametrize("models", [["mlp"], ["mlp", "alexnet"], ["mlp", "alexnet", "resnet50"]])
-def test_the_legend_of_scaling_is_within_the_picture(
-    models: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figures: list[Figure] = []
-    monkeypatch.setattr(plot, "save", lambda figure, _: figures.append(figure))
-    parameters = scaling.host_parameters(short=2e-6, long=8e-3)
-    plot.plot_scaling("scaling", scaling.rows(measured(*models), parameters, 2))
-    (figure,) = figures
-    (legend,) = figure.legends
-    box = legend.get_window_extent()
-    assert box.x0 >= 0
-    assert box.x1 <= figure.bbox.x1
-    assert box.y1 <= figure.bbox.y1
-    tops = [panel.y1 for axes in figure.axes if (panel := axes.get_tightbbox())]
-    assert len(tops) == len(models)
-    assert max(tops) <= box.y0

@@ -6,7 +6,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -104,5 +104,4 @@ class Placement:
         """Returns plain data for the report."""
         names = [self.seats[rank].name for rank in self.leads()]
         machines = len({seat.machine for seat in self.seats})
-        return {"hosts": names, "machines": machines, "ranks_per_host": self.ranks_per_host,
-                "seats": [asdict(seat) for seat in self.seats]}  # fmt: skip
+        return {"hosts": names, "machines": machines, "ranks_per_host": self.ranks_per_host}

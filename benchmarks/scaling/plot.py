@@ -11,16 +11,12 @@ from benchmarks.harness.plot import main, pyplot, save
 from benchmarks.scaling.report import STRONG, WEAK, Row, rate_text, rows
 
 REACHED, COMMUNICATION, MACHINE, PREDICTED = "#2474b5", "#f2b248", "#e3e6e9", "#c0304a"
-WAYS = {
-    WEAK: "Weak scaling: the same batch on each rank",
-    STRONG: "Strong scaling: the same batch in all",
-}
 
 
 def draw(data: dict[str, Any], path: str) -> None:
     """Writes the picture: a column per model and rate of the links, a row per way of scaling."""
     table = rows(data)
-    ways = [way for way in WAYS if any(row["way"] == way for row in table)]
+    ways = [way for way in (WEAK, STRONG) if any(row["way"] == way for row in table)]
     settings = list(dict.fromkeys((row["model"], row["rate_mbit"]) for row in table))
     most = max(len(data["cases"]), 2)
     figure, panels = pyplot().subplots(
@@ -33,7 +29,7 @@ def draw(data: dict[str, Any], path: str) -> None:
                           == (*setting, way)], len(data["hosts"]) > 1, axes is line[0])  # fmt: skip
             axes.set_title(", ".join(filter(None, [setting[0], rate_text(setting[1])])),
                            fontsize=10, loc="left")  # fmt: skip
-        line[0].set_ylabel(f"{WAYS[way].partition(':')[0].lower()}\nimages/s, % of ideal")
+        line[0].set_ylabel(f"{way} scaling\nimages/s, % of ideal")
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, ncols=2, loc="outside upper center", fontsize=8.5)
     save(figure, path)
@@ -60,7 +56,7 @@ def _panel(axes: Any, table: list[Row], has_hosts: bool, is_first: bool) -> None
                   markeredgecolor="white", linewidth=1.3,
                   label="predicted: one rank's step, and the cost model's exchange")  # fmt: skip
     names = ["ranks", *(["hosts"] if has_hosts else []), "images/s"]
-    ticks = [[row["ranks"], *([row["hosts"]] if has_hosts else []), f"{row['rate']:.3g}"]
+    ticks = [[row["ranks"], *([row["hosts"]] if has_hosts else []), f"{row['rate']:,.0f}"]
              for row in table]  # fmt: skip
     axes.set_xticks(places, ["\n".join(map(str, lines)) for lines in ticks], fontsize=8)
     if is_first:

@@ -76,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=3, help="turns of each case (default %(default)s)")
     add("--seconds", type=float, default=0.5, help="of a turn, at least a step (%(default)s)")
     add("--threads", type=int, default=1, help="of TensorFlow per rank (default %(default)s)")
+    add("--batch", type=int, help="images of a rank, with strong scaling of all (the model's)")
     add("-np", "--num-proc", type=int, help="ranks, without a launcher (default: one per core)")
     links = cli.add_argument_group("hosts that are network namespaces")
     links.add_argument("--namespaces", action="store_true", help="makes them, as root")
@@ -87,11 +88,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings(
-    models: list[str], rounds: int = 3, seconds: float = 0.5, threads: int = 1
+    models: list[str],
+    rounds: int = 3,
+    seconds: float = 0.5,
+    threads: int = 1,
+    batch: int | None = None,
 ) -> dict[str, Any]:
     """Returns the options of `benchmarks.scaling.worker` on links as they are."""
     return {"models": models, "rounds": rounds, "seconds": seconds, "threads": threads,
-            "rates": [None]}  # fmt: skip
+            "batch": batch, "rates": [None]}  # fmt: skip
 
 
 def is_launched() -> bool:
@@ -161,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
     models = (options.models or default).split(",")
     if unknown_names := sorted(set(models) - set(MODELS)):
         cli.error(f"--models: expected some of {', '.join(MODELS)}, received {unknown_names}")
-    job = settings(models, options.rounds, options.seconds, options.threads)
+    job = settings(models, options.rounds, options.seconds, options.threads, options.batch)
     if is_launched():
         _, data = worker.measure(job)
         return finish(data, options.output) if data else 0

@@ -60,7 +60,7 @@ def _panel(axes: Any, table: list[Row], has_hosts: bool, is_first: bool) -> None
              for row in table]  # fmt: skip
     axes.set_xticks(places, ["\n".join(map(str, lines)) for lines in ticks], fontsize=8)
     if is_first:
-        axes.annotate("\n".join(names), (0, 0), (-8, -4.5), xycoords="axes fraction",
+        axes.annotate("\n".join(names), (0, 0), (-8, -7), xycoords="axes fraction",
                       textcoords="offset points", ha="right", va="top", fontsize=8)  # fmt: skip
     axes.set_ylim(0, 112)
     axes.axhline(100, color="black", linewidth=0.8, linestyle=":")

@@ -77,31 +77,39 @@ def cases(counts: Sequence[int], batch: int) -> list[Case]:
 class Training:
     """A model on this rank, and the steps that are measured."""
 
-    def __init__(self, name: str, rank: int) -> None:
+    def __init__(self, name: str, rank: int, batch: int | None = None) -> None:
         import keras
 
         from benchmarks.training.models import MODELS, data_for
 
         keras.utils.set_random_seed(1)
-        build, self.batch = MODELS[name]
-        self.model = build()
+        build, default = MODELS[name]
+        self.model, self.batch = build(), batch or default
         self._data = data_for(self.model, self.batch, seed=rank)
         self._compiled: list[Any] = []
+        self._plain: dict[int, Step] = {}
 
     def step(self, case: Case, group: Any) -> Step:
         """Returns the training step of `fit` for a case; it has run once."""
         import keras
-        import tensorflow as tf
 
         import ringar
 
         optimizer: Any = keras.optimizers.SGD(LEARNING_RATE)
         if case.kind == "ringar":
             optimizer = ringar.DistributedOptimizer(optimizer, process_set=group)
+            return self._compile(optimizer, case.batch)
+        if case.batch not in self._plain:
+            self._plain[case.batch] = self._compile(optimizer, case.batch)
+        return self._plain[case.batch]
+
+    def _compile(self, optimizer: Any, batch: int) -> Step:
+        import tensorflow as tf
+
         self.model.compile(optimizer, "mse")
         self.model.make_train_function()
         function = self.model.train_function
-        rows = tuple(array[: case.batch] for array in self._data)
+        rows = tuple(array[:batch] for array in self._data)
         data = iter(tf.data.Dataset.from_tensors(rows).repeat())
         function(data)  # traces, with the optimizer that the model has just now
         # The next compile() lets go of what this function uses.
@@ -148,7 +156,7 @@ class Worker:
         """Measures all cases of a model at every rate; returns plain data."""
         import ringar
 
-        training = Training(name, ringar.rank())
+        training = Training(name, ringar.rank(), self.options.get("batch"))
         plan = cases(self.counts, training.batch)
         steps: list[Step | None] = [None] * len(plan)
         # All ranks first: a model's first exchange makes its ranks begin alike.
@@ -267,7 +275,8 @@ def measure(options: dict[str, Any]) -> tuple[int, dict[str, Any] | None]:
     Args:
         options: `models`, `rounds`, `seconds` of a turn, `threads` of a rank, and `rates`: Mbit/s
             that links are set to, one after the other; None: links stay as they are. Optional are
-            `hosts`: numbers of hosts, in place of 1, 2, 4, ... and all.
+            `hosts`, numbers of hosts in place of 1, 2, 4, ... and all, and `batch`, in place of
+            the model's.
 
     Returns:
         The number of this rank; and plain data on the one that has to report them, else None.

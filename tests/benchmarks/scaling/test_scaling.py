@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -136,7 +137,7 @@ def test_the_picture_of_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     (predicted,) = [line for line in weak.lines if line.get_linestyle() == "--"]
     rows = [row for row in report.rows(data) if (row["way"], row["rate_mbit"]) == ("weak", 100.0)]
     percents = [100 * row["predicted"] / row["ideal"] for row in rows]
-    assert list(predicted.get_ydata()) == pytest.approx(percents)
+    assert np.asarray(predicted.get_ydata()).tolist() == pytest.approx(percents)
     assert weak.get_xticklabels()[2].get_text() == "4\n4\n8,533"
     box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0

@@ -163,7 +163,7 @@ def check(path: Path, hosts: list[int], rates: list[float | None]) -> None:
     assert path.with_suffix(".png").stat().st_size > 10_000
 
 
-@pytest.mark.deadline(150)
+@pytest.mark.deadline(260)
 def test_a_job_of_mpirun(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     if find_open_mpi() is None:
@@ -177,13 +177,13 @@ def test_a_job_of_mpirun(tmp_path: Path) -> None:
         str(tmp_path / "scaling"),
     ]
     variables = {"PYTHONPATH": str(ROOT)}
-    output = processes.run_command(open_mpi(None, 2, program, variables=variables), deadline=120)
+    output = processes.run_command(open_mpi(None, 2, program, variables=variables), deadline=240)
     assert output.count("# Scaling: 1 host x 2 ranks") == 1
     check(tmp_path / "scaling", [1, 1], [None])
 
 
 @pytest.mark.slow
-@pytest.mark.deadline(150)
+@pytest.mark.deadline(260)
 def test_a_start_without_a_launcher(tmp_path: Path, results_folder: Path) -> None:
     assert scaling.main(["-np", "2", *SHORT, "--output", str(tmp_path / "scaling")]) == 0
     check(tmp_path / "scaling", [1, 1], [None])
@@ -192,7 +192,7 @@ def test_a_start_without_a_launcher(tmp_path: Path, results_folder: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.deadline(150)
+@pytest.mark.deadline(260)
 def test_two_namespaces(tmp_path: Path) -> None:
     if reason := unavailable():
         pytest.skip(reason)

@@ -1,5 +1,7 @@
 """Everything that fits into a quarter of an hour, with a report: `python -m benchmarks`.
 
+How far from ideal the hosts of a job train, under any launcher: `python -m benchmarks.scaling`.
+
 Writes the pictures and report.md, with the tables and the targets beside what was measured, to
 build/bench-report/, and records the figures for this kind of machine in benchmarks/results/. The
 report names what fails, and the rest goes on. With `--targets` only what the targets need is
@@ -26,9 +28,11 @@ from benchmarks.harness.processes import JobFailedError
 from benchmarks.harness.report import KIB, MIB
 from benchmarks.peers.ringar_group import RESNET50_BYTES
 from benchmarks.rates import __main__ as rates
+from benchmarks.scaling import __main__ as scaling
+from benchmarks.scaling import report as scaling_report
+from benchmarks.scaling.plot import draw
 from benchmarks.targets import SIZES, Figures, targets
-from benchmarks.training import jobs, scaling, steps
-from benchmarks.training.plot import plot_scaling
+from benchmarks.training import steps
 from benchmarks.training.step_worker import WAYS
 
 REPORT = machine.ROOT / "build" / "bench-report"
@@ -108,17 +112,17 @@ class Report:
         self.failed |= bool(reasons)
 
     def scaling(self) -> None:
-        """Measures images/s against ideal."""
-        parameters = scaling.measure_host()
-        cases = jobs.cases(["mlp", "small_cnn", "alexnet", "resnet50"], [1, 2])
-        outcome = jobs.collect(cases, 1)
-        rows, reasons = scaling.rows(outcome, parameters), jobs.failures(outcome)
-        if rows:
-            plot_scaling(str(REPORT / "scaling"), rows)
-        data = {"tried": {"cases": [jobs.title(case) for case in cases]}, "rows": rows,
-                "missing": reasons}  # fmt: skip
-        self.add("scaling", "Scaling", scaling.table_text(rows), data, bool(rows))
-        self.failed |= bool(reasons)
+        """Measures images/s against ideal on two ranks."""
+        options = scaling.settings(scaling.DEFAULT_MODELS.split(","))
+        try:
+            data = scaling.run(options, 2)
+        except JobFailedError as error:
+            self.sections.append(f"\n## Scaling\n\nnot measured ({error})\n")
+            self.failed = True
+            return
+        run = scaling.recorded(data)
+        draw(data, str(REPORT / "scaling"))
+        self.add("scaling", "Scaling", scaling_report.table_text(run["rows"]), run, True)
 
     def write(self, minutes: float) -> str:
         """Writes report.md and returns its head, the targets beside what was measured."""
@@ -135,7 +139,11 @@ class Report:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=(__doc__ or "").replace("\n\n", "\n", 1),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each case (default 3)")
     parser.add_argument("--targets", action="store_true", help="only what the targets need")
     options = parser.parse_args()

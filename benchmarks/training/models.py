@@ -96,16 +96,6 @@ MODELS = {
 """Name: how to make it, and examples per rank and step."""
 
 
-GRADIENT_BYTES = {
-    "mlp": 8_448,
-    "small_cnn": 8_507_944,
-    "resnet20": 1_089_128,
-    "alexnet": 244_403_360,
-    "resnet50": 102_334_368,
-}
-"""Of all gradients together, for callers that do not import TensorFlow. A test counts them."""
-
-
 def data_for(model: Any, examples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Returns random inputs and targets of the model's shapes."""
     random = np.random.default_rng(seed)

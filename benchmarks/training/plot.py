@@ -1,4 +1,4 @@
-"""The pictures of scaling, of threads, and of one step with its buckets."""
+"""The pictures of threads, and of one step with its buckets."""
 
 from __future__ import annotations
 
@@ -24,57 +24,6 @@ STEP_COLORS = {
     "forward": "#8fa3b8", "backward": "#51606e", "optimizer": "#b39ac6", "queued": "#bdbdbd",
     "waiting": "#f2b248", "reducing": "#2474b5", "copying": "#58a868", "running": "#bcd6ec",
 }  # fmt: skip
-
-
-def plot_scaling(path: str, rows: list[dict[str, Any]]) -> None:
-    """Draws images/s against ranks, a panel per model, to `path`.png.
-
-    Bars are measured rates, with their part of ideal; lines ideal and, dashed, predicted.
-    """
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    figure, panels = pyplot().subplots(ncols=len(models), figsize=(3.6 * len(models), 4.2),
-                                       squeeze=False)  # fmt: skip
-    for axes, model in zip(panels[0], models, strict=True):
-        _scaling_panel(axes, [row for row in rows if row["model"] == model])
-        axes.set_title(model)
-    panels[0][0].set_ylabel("images per second (median)")
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    columns = {1: 1, 2: 2}.get(len(models), len(labels))  # a panel is as wide as one label
-    lines = -(-len(labels) // columns)
-    figure.tight_layout(rect=(0, 0, 1, 0.98 - 0.06 * lines))
-    figure.legend(handles, labels, frameon=False, ncols=columns, loc="upper center", fontsize=9)
-    save(figure, path)
-
-
-def _scaling_panel(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Draws the panel of one model."""
-    ranks = sorted({row["ranks"] for row in rows})
-    width = 0.36
-    for offset, with_ringar, color, label in (
-        (-width / 2, False, "0.75", "plain processes side by side"),
-        (width / 2, True, "#2f8fd8", "ringar"),
-    ):
-        bars = {row["ranks"]: row for row in rows if row["ringar"] is with_ringar}
-        places = {n: ranks.index(n) + offset for n in ranks if n in bars}
-        axes.bar(list(places.values()), [bars[n]["rate"] for n in places], width,
-                 color=color, label=label)  # fmt: skip
-        for n, place in places.items():
-            axes.annotate(f"{bars[n]['efficiency']:.0%}", (place, bars[n]["rate"]), (0, -3),
-                          textcoords="offset points", ha="center", va="top", fontsize=8,
-                          color="white" if with_ringar else "0.2")  # fmt: skip
-    lines = {n: next(row for row in rows if row["ranks"] == n) for n in ranks}
-    axes.plot(range(len(ranks)), [lines[n]["ideal"] for n in ranks], color="black", linewidth=1,
-              linestyle=":", label="ideal")  # fmt: skip
-    if all("predicted" in row for row in rows):
-        axes.plot(range(len(ranks)), [lines[n]["predicted"] for n in ranks], color="#d1495b",
-                  linewidth=1.8, linestyle="--", marker="o", markersize=4,
-                  label="predicted: one rank's step + exchange")  # fmt: skip
-    axes.set_xticks(range(len(ranks)), [str(n) for n in ranks])
-    axes.set_xlabel("ranks")
-    axes.set_ylim(0, 1.06 * max(max(row["ideal"], row["rate"]) for row in rows))
-    axes.grid(True, axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def plot_threads(path: str, table: list[dict[str, Any]], title: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import socket
@@ -195,6 +196,31 @@ def test_the_job_file(environ: dict[str, str], tmp_path: Path, train: tuple[str,
     text = output.read_text()
     assert result.returncode == 0, text
     assert {f"[{rank}] {rank} 2 [2.0, 2.0, 2.0]" for rank in (0, 1)} <= set(text.splitlines())
+
+
+def test_the_job_file_of_scaling(environ: dict[str, str], tmp_path: Path) -> None:
+    home, output = tmp_path / "environment", tmp_path / "out"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin/activate").write_text(f'export PATH="{home}/bin:$PATH"\n')
+    write(home / "bin/ringarrun", f'exec {sys.executable} -m ringar.launchers "$@"')
+    write(home / "bin/python", f'exec {sys.executable} "$@"')
+    smaller = ("--nodes=1", "--ntasks-per-node=2", f"--output={output}")
+    options = ("--models", "mlp", "--rounds", "1", "--seconds", "0.01")
+    job_file = "benchmarks/scaling/slurm.sbatch"
+    result = subprocess.run(
+        ["sbatch", "--wait", *smaller, job_file, *options, "--output", str(tmp_path / "scaling")],
+        env={**environ, "RINGAR_ENVIRONMENT": str(home)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert result.returncode == 0, output.read_text()
+    rows = json.loads((tmp_path / "scaling.json").read_text())["rows"]
+    assert [(row["way"], row["ranks"], row["wrong"]) for row in rows] == [
+        (way, ranks, 0) for way in ("weak", "strong") for ranks in (1, 2)
+    ]
 
 
 def test_hosts_that_are_named_outside_of_an_allocation(environ: dict[str, str], how: str) -> None:

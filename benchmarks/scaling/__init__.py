@@ -1,0 +1,1 @@
+"""How far from ideal do the ranks of a job train?"""

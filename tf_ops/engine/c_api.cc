@@ -39,7 +39,7 @@ Status not_initialized(const Request& request) {
 // The collective of a caller that waits: memory comes from a C function.
 class CallerRequest : public Request {
  public:
-  explicit CallerRequest(const Spec& spec) : Request(spec_), spec_(spec) {}
+  explicit CallerRequest(const Spec& spec) : Request(spec) {}
 
   void add(const ringar_array* arrays, int32_t count) {
     for (int32_t i = 0; i < count; ++i)
@@ -48,6 +48,7 @@ class CallerRequest : public Request {
                          Shape(arrays[i].ndims, [&](int d) { return arrays[i].dims[d]; })});
   }
   std::byte* allocate(size_t index, int64_t rows) override {
+    if (rows == expected_rows) return expected;
     if (!allocator) return nullptr;
     return static_cast<std::byte*>(allocator(context, static_cast<int32_t>(index), rows));
   }
@@ -55,9 +56,13 @@ class CallerRequest : public Request {
 
   ringar_allocate allocator = nullptr;
   void* context = nullptr;
+  std::byte* expected = nullptr;  // for an output with so many rows
+  int64_t expected_rows = -1;
+};
 
- private:
-  const Spec spec_;
+struct PreparedCall {
+  const Spec spec;
+  CallerRequest request{spec};
 };
 
 int run_call(const char* spec_text, const ringar_array* arrays, int32_t count,
@@ -235,18 +240,35 @@ ringar_call* ringar_prepare(const char* spec_text, const ringar_array* arrays, i
   const Status parsed = Spec::parse(spec_text, &spec);
   report(parsed);
   if (!parsed.ok()) return nullptr;
-  auto* request = new CallerRequest(spec);
-  request->add(arrays, count);
-  return reinterpret_cast<ringar_call*>(request);
+  auto* call = new PreparedCall{std::move(spec)};
+  call->request.add(arrays, count);
+  return reinterpret_cast<ringar_call*>(call);
 }
 
 int ringar_run_prepared(ringar_call* call) {
-  const Status status = run(*reinterpret_cast<CallerRequest*>(call));
+  const Status status = run(reinterpret_cast<PreparedCall*>(call)->request);
+  return status.ok() ? RINGAR_OK : report(status);
+}
+
+int ringar_run_again(const ringar_call* call, int64_t rows, ringar_allocate allocate,
+                     const void* const* input, void* const* output, void* context) {
+  const auto& prepared = *reinterpret_cast<const PreparedCall*>(call);
+  CallerRequest request(prepared.spec);
+  request.tensors = prepared.request.tensors;
+  if (input) {
+    Tensor& tensor = request.tensors.front();
+    tensor.input = static_cast<const std::byte*>(*input);
+    (rows < 0 ? tensor.output : request.expected) = static_cast<std::byte*>(*output);
+  }
+  request.expected_rows = rows;
+  request.allocator = allocate;
+  request.context = context;
+  const Status status = run(request);
   return status.ok() ? RINGAR_OK : report(status);
 }
 
 void ringar_release(ringar_call* call) {
-  delete reinterpret_cast<CallerRequest*>(call);
+  delete reinterpret_cast<PreparedCall*>(call);
 }
 
 ringar_memory* ringar_take_memory(int64_t bytes, void** address) {

@@ -34,7 +34,7 @@ def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -
     """
     arguments = ("barrier", name, process_set)
     if repeat := repeats.find(None, arguments):
-        repeat(None)
+        repeat()
         return
     call, _ = calls.begin("barrier", process_set, name)
     if tensorflow.is_eager():

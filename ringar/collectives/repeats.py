@@ -22,17 +22,18 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def find(value: Array | None, arguments: tuple[Any, ...]) -> Callable[[Any], Any] | None:
-    """Return a function that runs a collective on a value; None if no such call is remembered.
+def find(value: Array | None, arguments: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """Return the function of the value that runs a collective; None if it is not remembered.
 
     Args:
         value: the user's array or tensor; None for a collective without arrays.
         arguments: the name of the collective and all its other arguments.
     """
     try:
-        return place.repeats.get(_key(value, arguments)) if tensorflow.is_eager() else None
-    except TypeError:  # an argument without a hash, which is refused later
+        repeat = place.repeats.get(_key(value, arguments))
+    except TypeError:  # an argument without a hash
         return None
+    return repeat if repeat and tensorflow.is_eager() else None
 
 
 def remember(value: Array | None, arguments: tuple[Any, ...], call: Call) -> None:
@@ -45,12 +46,18 @@ def remember(value: Array | None, arguments: tuple[Any, ...], call: Call) -> Non
     """
     if not arguments or not tensorflow.is_eager():
         return
+    try:
+        hash(arguments)
+    except TypeError:
+        return
     if len(place.repeats) >= REMEMBERED:
         place.repeats.clear()
     place.repeats[_key(value, arguments)] = _repeat(call, value)
 
 
 def _key(value: Array | None, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    if value is None:
+        return arguments
     if type(value) is np.ndarray:
         return value.dtype, value.shape, value.flags.c_contiguous, arguments
     # Of an eager tensor; its `dtype` takes longer, and so does the hash of that.
@@ -58,9 +65,9 @@ def _key(value: Array | None, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return type(value), dtype and dtype(), arguments
 
 
-def _repeat(call: Call, value: Any) -> Callable[[Any], Any]:
+def _repeat(call: Call, value: Any) -> Callable[..., Any]:
     if value is None:
-        return Repeat(call.spec(), np.dtype(np.uint8), None).without_arrays
+        return native.Prepared(call.spec(), [], []).run
     collective = COLLECTIVES[call.collective]
     if isinstance(value, np.ndarray):
         return Repeat(

@@ -34,7 +34,7 @@ class Repeat:
     Args:
         spec: the line of text that tf_ops/engine/spec.h describes.
         dtype: the dtype of the arrays.
-        shape: their shape; None for a collective without arrays.
+        shape: their shape.
         output_shape: the shape of results, or the likely one if only the exchange tells their rows.
         ranks_may_differ: whether only the exchange tells the rows of results.
     """
@@ -43,14 +43,12 @@ class Repeat:
         self,
         spec: str,
         dtype: np.dtype,
-        shape: Sequence[int] | None,
-        output_shape: Sequence[int] = (),
+        shape: Sequence[int],
+        output_shape: Sequence[int],
         *,
         ranks_may_differ: bool = False,
     ) -> None:
-        shapes = [] if shape is None else [shape]
-        # The library wants an address, although it does not read there.
-        self._call = native.PreparedCall(spec, [native.address_of(0)] * len(shapes), shapes)
+        self._call = native.PreparedCall(spec, [0], [shape])
         rows = output_shape[0] if ranks_may_differ else -1
         self._run = functools.partial(
             native.library().ringar_run_again, self._call.reference, rows, _allocate
@@ -66,9 +64,3 @@ class Repeat:
         if code:
             native.check(code)
         return outputs[0]
-
-    def without_arrays(self, _array: None = None) -> None:
-        """Run a collective that has no arrays."""
-        code = self._run(None, None, None)
-        if code:
-            native.check(code)

@@ -20,7 +20,7 @@ DEFAULT_START_TIMEOUT = 120.0
 
 _config: native.Config | None = None  # while ringar is initialized
 
-repeats: dict[tuple[Any, ...], Callable[[Any], Any]] = {}
+repeats: dict[tuple[Any, ...], Callable[..., Any]] = {}
 """Calls of the running job and its process sets that a program repeats, for
 `ringar.collectives.repeats`."""
 

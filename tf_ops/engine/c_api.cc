@@ -60,9 +60,40 @@ class CallerRequest : public Request {
   int64_t expected_rows = -1;
 };
 
-struct PreparedCall {
-  const Spec spec;
-  CallerRequest request{spec};
+// A call that runs again and again, in one thread or in several at once.
+class PreparedCall {
+ public:
+  PreparedCall(Spec spec, const ringar_array* arrays, int32_t count)
+      : spec_(std::move(spec)), request_(spec_) {
+    request_.add(arrays, count);
+    tensors_ = request_.tensors;
+  }
+
+  // `prepare` fills in the arrays. A thread that finds the request in use makes another.
+  template <typename Prepare>
+  int run(Prepare prepare) {
+    if (in_use_.exchange(true)) {
+      CallerRequest other(spec_);
+      other.tensors = tensors_;
+      return run(other, prepare);
+    }
+    const int code = run(request_, prepare);
+    in_use_.store(false);
+    return code;
+  }
+
+ private:
+  template <typename Prepare>
+  static int run(CallerRequest& request, Prepare prepare) {
+    prepare(request);
+    const Status status = ringar::run(request);
+    return status.ok() ? RINGAR_OK : report(status);
+  }
+
+  const Spec spec_;
+  CallerRequest request_;
+  std::vector<Tensor> tensors_;
+  std::atomic<bool> in_use_{false};
 };
 
 int run_call(const char* spec_text, const ringar_array* arrays, int32_t count,
@@ -240,31 +271,25 @@ ringar_call* ringar_prepare(const char* spec_text, const ringar_array* arrays, i
   const Status parsed = Spec::parse(spec_text, &spec);
   report(parsed);
   if (!parsed.ok()) return nullptr;
-  auto* call = new PreparedCall{std::move(spec)};
-  call->request.add(arrays, count);
-  return reinterpret_cast<ringar_call*>(call);
+  return reinterpret_cast<ringar_call*>(new PreparedCall(std::move(spec), arrays, count));
 }
 
 int ringar_run_prepared(ringar_call* call) {
-  const Status status = run(reinterpret_cast<PreparedCall*>(call)->request);
-  return status.ok() ? RINGAR_OK : report(status);
+  return reinterpret_cast<PreparedCall*>(call)->run([](CallerRequest&) {});
 }
 
-int ringar_run_again(const ringar_call* call, int64_t rows, ringar_allocate allocate,
+int ringar_run_again(ringar_call* call, int64_t rows, ringar_allocate allocate,
                      const void* const* input, void* const* output, void* context) {
-  const auto& prepared = *reinterpret_cast<const PreparedCall*>(call);
-  CallerRequest request(prepared.spec);
-  request.tensors = prepared.request.tensors;
-  if (input) {
+  return reinterpret_cast<PreparedCall*>(call)->run([&](CallerRequest& request) {
     Tensor& tensor = request.tensors.front();
+    auto* const memory = static_cast<std::byte*>(*output);
     tensor.input = static_cast<const std::byte*>(*input);
-    (rows < 0 ? tensor.output : request.expected) = static_cast<std::byte*>(*output);
-  }
-  request.expected_rows = rows;
-  request.allocator = allocate;
-  request.context = context;
-  const Status status = run(request);
-  return status.ok() ? RINGAR_OK : report(status);
+    tensor.output = rows < 0 ? memory : nullptr;
+    request.expected = memory;
+    request.expected_rows = rows;
+    request.allocator = allocate;
+    request.context = context;
+  });
 }
 
 void ringar_release(ringar_call* call) {

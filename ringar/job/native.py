@@ -83,6 +83,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ringar_run_on_gpu": (None, [*_RUN, _I32, _P]),
     "ringar_on_warning": (None, [_WARN]),
     "ringar_start_timeline": (None, [_TEXT, _I32]),
+    "ringar_processor_quota": (ctypes.c_double, []),
     "ringar_inline_bytes": (_I64, []),
     "ringar_take_memory": (_P, [_I64, _P_P]),
     "ringar_free_memory": (None, [_P]),

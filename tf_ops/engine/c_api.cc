@@ -7,6 +7,7 @@
 
 #include "engine/cpu_level.h"
 #include "engine/engine_instance.h"
+#include "engine/limits.h"
 #include "engine/reduce.h"
 #include "engine/report.h"
 #include "engine/traffic.h"
@@ -202,6 +203,10 @@ const char* ringar_stats(int64_t* size) {
 
 void ringar_reset_stats(void) {
   Traffic::instance().reset();
+}
+
+double ringar_processor_quota(void) {
+  return processor_quota();
 }
 
 int64_t ringar_inline_bytes(void) {

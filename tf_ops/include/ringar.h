@@ -204,6 +204,10 @@ RINGAR_EXPORT const char* ringar_last_error(void);
 RINGAR_EXPORT const char* ringar_stats(int64_t* size);
 RINGAR_EXPORT void ringar_reset_stats(void);
 
+// Processors' worth of time that the control groups of this process grant; infinity without a
+// quota.
+RINGAR_EXPORT double ringar_processor_quota(void);
+
 // Up to how many bytes a collective takes less time than waking another thread for it; 0 before
 // ringar_init.
 RINGAR_EXPORT int64_t ringar_inline_bytes(void);

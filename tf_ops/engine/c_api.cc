@@ -75,7 +75,6 @@ class PreparedCall {
   int run(Prepare prepare) {
     if (in_use_.exchange(true)) {
       CallerRequest other(spec_);
-      other.tensors = tensors_;
       return run(other, prepare);
     }
     const int code = run(request_, prepare);
@@ -85,7 +84,8 @@ class PreparedCall {
 
  private:
   template <typename Prepare>
-  static int run(CallerRequest& request, Prepare prepare) {
+  int run(CallerRequest& request, Prepare prepare) const {
+    request.tensors = tensors_;  // those of the run before may be gone
     prepare(request);
     const Status status = ringar::run(request);
     return status.ok() ? RINGAR_OK : report(status);

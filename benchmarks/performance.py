@@ -27,6 +27,7 @@ README = machine.ROOT / "README.md"
 PAGE = machine.ROOT / "docs" / "performance.md"
 FOLDER = machine.ROOT / "docs" / "performance"
 ALL = "all"
+SMALL = 4 * KIB  # bytes of a call from Python
 BEGIN, END = "<!-- figures of {} -->", "<!-- end of figures -->"
 BLOCK = re.compile(BEGIN.format("([^ ]+)") + "\n(.*?)" + END, re.DOTALL)
 COLUMNS = ("ringar_engine", "ringar_in_place", *PEERS.values(), "gloo", "tensorflow_collectives",
@@ -69,6 +70,18 @@ def steps_text(rows: list[dict[str, Any]]) -> str:
     return table(headers, lines)
 
 
+def calls_text(rows: list[dict[str, Any]]) -> str:
+    """Returns a table of calls from Python, a row per collective and size."""
+    times = {(row["collective"], row["bytes"], row["way"]): row["seconds"] for row in rows}
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    lines = [
+        [name, size_text(size)]
+        + [time_text(times[name, size, way]) if (name, size, way) in times else "" for way in ways]
+        for name, size in dict.fromkeys((row["collective"], row["bytes"]) for row in rows)
+    ]
+    return table(["call from Python, two ranks", "bytes", *ways], lines)
+
+
 def tables(kind: results.Kind) -> str:
     """Returns all that the page says of a kind of machine, in Markdown."""
     runs, figures = kind["runs"], Figures(kind["runs"])
@@ -79,6 +92,8 @@ def tables(kind: results.Kind) -> str:
         parts += [f"Measured {when(runs['allreduce-2-ranks'])}:", allreduce_text(runs)]
     if "steps" in runs:
         parts += [f"Measured {when(runs['steps'])}:", steps_text(runs["steps"]["rows"])]
+    if "calls" in runs:
+        parts += [f"Measured {when(runs['calls'])}:", calls_text(runs["calls"]["rows"])]
     measured = [target for target in targets(figures) if not all(map(isnan, target.measured))]
     return strip_padding("\n\n".join([*parts, bounds.table(measured)]))
 
@@ -96,6 +111,9 @@ def summary(kinds: list[results.Kind], folder: str) -> str:
         folder: the path to the pages of kinds, from the page that the table is for.
     """
     sizes = (4 * KIB, MIB, 256 * MIB)
+    small = [f"`ringar.allreduce` of a NumPy array of {size_text(SMALL)}"]
+    if not any("calls" in kind["runs"] for kind in kinds):
+        small = []
     lines = []
     for kind in kinds:
         runs = kind["runs"]
@@ -103,10 +121,11 @@ def summary(kinds: list[results.Kind], folder: str) -> str:
             (row["peer"], row["bytes"]): row
             for row in runs.get("allreduce-2-ranks", {}).get("rows", [])
         }
-        cells = [_beside(by_peer, size) for size in sizes]
+        cells = [_beside(by_peer, size) for size in sizes] + [_small_call(runs) for _ in small]
         name = results.name_of(kind["cpu"], kind["cores"])
         lines.append([f"[{results.headline(kind)}]({folder}{name}.md)", *cells, _cnn_step(runs)])
     headers = ["two ranks", *(f"allreduce of {size_text(size)}" for size in sizes),
+               *small,
                "step of a small CNN under `fit`; steps/s, of plain processes"]  # fmt: skip
     return strip_padding(table(headers, lines))
 
@@ -116,6 +135,20 @@ def _beside(by_peer: dict[tuple[str, int], dict[str, Any]], size: int) -> str:
     row, peer = (by_peer.get((name, size)) for name in ("ringar_engine", PEERS["Open MPI"]))
     text = _with_spread(row) if row else ""
     return f"{text}; Open MPI {time_text(peer['seconds'])}" if row and peer else text
+
+
+def _small_call(runs: dict[str, results.Run]) -> str:
+    """Returns the time of an allreduce that Python calls, and those of mpi4py and of a tensor."""
+    by_way = {
+        row["way"]: row
+        for row in runs.get("calls", {}).get("rows", [])
+        if (row["collective"], row["bytes"]) == ("allreduce", SMALL)
+    }
+    if not by_way:
+        return ""
+    titles = {"eager tensor": "an eager tensor", "mpi4py": "mpi4py"}
+    texts = [f"{text} {time_text(by_way[way]['seconds'])}" for way, text in titles.items()]
+    return "; ".join([_with_spread(by_way["NumPy"]), *texts])
 
 
 def _cnn_step(runs: dict[str, results.Run]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
@@ -18,10 +19,16 @@ USABLE = len(os.sched_getaffinity(0))
 def test_share_of_the_cores(local_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(threads.BOUND_CPUS_VARIABLE, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert threads.cores(local_size) == max(1, 8 // local_size)
-    # Bound to CPUs of its own, a rank does not share them.
-    monkeypatch.setenv(threads.BOUND_CPUS_VARIABLE, "8")
-    assert threads.cores(local_size) == 8
+    monkeypatch.setattr(os, "cpu_count", lambda: 4096)  # online, and not for this process
+    for quota, usable in ((math.inf, 8), (9.0, 8), (1.5, 2)):
+        monkeypatch.setattr(threads, "quota", lambda quota=quota: quota)
+        monkeypatch.delenv(threads.BOUND_CPUS_VARIABLE, raising=False)
+        assert threads.cores(local_size) == max(1, usable // local_size)
+        assert threads.are_cores_shared(local_size) == (local_size > min(quota, 8))
+        # Bound to CPUs of its own, a rank does not share them.
+        monkeypatch.setenv(threads.BOUND_CPUS_VARIABLE, "8")
+        assert threads.cores(local_size) == 8
+        assert threads.are_cores_shared(local_size) == (local_size > quota)
 
 
 def run(program: str, **env: str) -> str:
@@ -42,14 +49,21 @@ def show(*args, **env):
     threads.configure(*args)
     print(threads.intra_op_threads(), threads.inter_op_threads(), end=";")
 os.sched_getaffinity = lambda _: set(range(8))
+threads.quota = lambda: 8.0
 show(None, None, 1)
 show(None, None, 2)
 show(None, None, 8)
 show(5, None, 2)
 show(None, 6, 2, RINGAR_INTRA_OP_THREADS="7", RINGAR_INTER_OP_THREADS="9")
 show(0, 0, 2)
+from tensorflow.python.eager import context
+polls = lambda: not context.context().config.experimental.disable_thread_spinning
+print(polls(), end=";")
+show(None, None, 9)
+print(polls(), tf.reduce_sum(tf.ones(3)).numpy(), end=";")
 """
-    assert run(program).split(";")[:6] == ["0 0", "4 4", "1 2", "5 4", "7 6", "0 0"]
+    expected = ["0 0", "4 4", "1 2", "5 4", "7 6", "0 0", "True", "1 2", "False 3.0"]
+    assert run(program).split(";")[:9] == expected
 
 
 @pytest.mark.job

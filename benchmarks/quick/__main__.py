@@ -3,7 +3,7 @@
     python -m benchmarks.quick
 
 - `calls`: collectives of small NumPy arrays and of eager tensors, beside mpi4py's in the same two
-  processes, in turns.
+  processes, in turns; recorded in `benchmarks/results/`.
 - `epochs`: the time from the beginning of each epoch of `fit` to its first batch.
 - `starts`: jobs whose ranks add two NumPy arrays, from the launcher's start to the first collective
   and to the end, up to 64 ranks on this host and on 8 hosts (network namespaces; needs root), with
@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import command, jobs, launch, machine, report
+from benchmarks.harness import command, jobs, launch, machine, report, results
 from benchmarks.harness.report import KIB
 from benchmarks.harness.series import slowest
 from benchmarks.quick import starts
@@ -35,20 +35,33 @@ def spread(times: list[float]) -> list[str]:
 
 
 def calls() -> str:
-    """Measures small collectives on two ranks that Open MPI has started."""
+    """Measures small collectives on two ranks that Open MPI has started, and records them."""
     options = {"sizes": SIZES, "rounds": ROUNDS}
     reports = jobs.run_worker(
         "benchmarks.quick.calls", options, 2, deadline=LIMIT, command=launch.open_mpi,
         environment=Path(sys.prefix),
     )  # fmt: skip
-    rows: list[list[Any]] = []
-    for name, size, times in reports[0]["results"]:
-        peer = median(times["mpi4py"])
-        for way, seconds in times.items():
-            rows.append([name, size, way, *spread(seconds), f"{median(seconds) / peer:.2f}x"])
-    return report.table(
-        ["collective", "bytes", "way", "median", "least", "greatest", "of mpi4py's"], rows
-    )
+    rows = []
+    for cases in zip(*(r["results"] for r in reports), strict=True):
+        name, size, _ = cases[0]
+        for way in cases[0][2]:
+            times = slowest(case[2][way] for case in cases)
+            figures = {"seconds": median(times), "min": min(times), "max": max(times)}
+            rows.append({"collective": name, "bytes": size, "way": way, **figures})
+    results.record("calls", machine.describe(), {"tried": {"sizes": list(SIZES)}, "rows": rows})
+    return calls_table(rows)
+
+
+def calls_table(rows: list[dict[str, Any]]) -> str:
+    """Returns a table of small collectives, a row for each way of its arrays."""
+    peers = {(r["collective"], r["bytes"]): r["seconds"] for r in rows if r["way"] == "mpi4py"}
+    lines = []
+    for row in rows:
+        ratio = row["seconds"] / peers[row["collective"], row["bytes"]]
+        name = row["collective"], row["bytes"], row["way"]
+        lines.append([*name, *report.spread(row), f"{ratio:.2f}x"])
+    headers = ["collective", "bytes", "way", "median", "least", "greatest", "of mpi4py's"]
+    return report.table(headers, lines)
 
 
 def epochs() -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringar.collectives import call as calls
+from ringar.collectives import repeats
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Collective
 from ringar.collectives.dtypes import ArrayT
@@ -49,7 +50,10 @@ def allgather(
                [1, 1],
                [1, 1]])
     """
-    return grouped_allgather([tensor], name=name, process_set=process_set)[0]
+    arguments = ("allgather", name, process_set)
+    if repeat := repeats.find(tensor, arguments):
+        return repeat(tensor)
+    return _gather([tensor], name, process_set, arguments)[0]
 
 
 @calls.do_not_convert
@@ -64,11 +68,20 @@ def grouped_allgather(
         >>> ringar.grouped_allgather([np.array([ringar.rank()]), np.array([True])])
         [array([0, 1]), array([ True,  True])]
     """
+    return _gather(tensors, name, process_set)
+
+
+def _gather(
+    tensors: Sequence[ArrayT],
+    name: str | None,
+    process_set: ProcessSet | None,
+    arguments: tuple[Any, ...] = (),
+) -> list[ArrayT]:
     values = values_of(tensors, "allgather")
     if not values:
         return []
     call, _ = calls.begin("allgather", process_set, name)
-    return run(call, values)
+    return run(call, values, arguments)
 
 
 def _rows_of_all(call: Call, rows: int) -> int:

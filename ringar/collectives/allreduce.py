@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ringar.collectives import call as calls
+from ringar.collectives import repeats
 from ringar.collectives.collective import Collective
 from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.dtypes import GradientT
@@ -81,6 +82,10 @@ def allreduce(
         >>> ringar.allreduce(gradient, ringar.Sum).indices.numpy()
         array([0, 1], dtype=int32)
     """
+    scales = prescale_factor, postscale_factor
+    arguments = ("allreduce", op, compression, *scales, algorithm, name, process_set)
+    if repeat := repeats.find(tensor, arguments):
+        return repeat(tensor)
     chosen = calls.checked_algorithm(algorithm)
     if tensorflow.is_loaded() and isinstance(tensor, tensorflow.load().IndexedSlices):
         from ringar.collectives import slices
@@ -89,8 +94,8 @@ def allreduce(
         return slices.gather(tensor, name, process_set, op=op, compression=compression, **factors)[
             0
         ]
-    options = (compression, prescale_factor, postscale_factor, name, process_set)
-    return reduce("allreduce", [tensor], op, *options, algorithm=chosen)[0]
+    options = (compression, *scales, name, process_set)
+    return reduce("allreduce", [tensor], op, *options, algorithm=chosen, arguments=arguments)[0]
 
 
 @calls.do_not_convert

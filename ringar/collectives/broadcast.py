@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringar.collectives import call as calls
+from ringar.collectives import repeats
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Collective
 from ringar.collectives.dtypes import ArrayT
@@ -58,7 +59,10 @@ def broadcast(
         >>> ringar.broadcast(np.array([ringar.rank(), 7]), root_rank=1)
         array([1, 7])
     """
-    return grouped_broadcast([tensor], root_rank, name=name, process_set=process_set)[0]
+    arguments = ("broadcast", root_rank, name, process_set)
+    if repeat := repeats.find(tensor, arguments):
+        return repeat(tensor)
+    return _broadcast([tensor], root_rank, name, process_set, arguments)[0]
 
 
 @calls.do_not_convert
@@ -77,12 +81,22 @@ def grouped_broadcast(
         >>> ringar.grouped_broadcast([np.array([ringar.rank()]), np.zeros(2)], root_rank=1)
         [array([1]), array([0., 0.])]
     """
+    return _broadcast(tensors, root_rank, name, process_set)
+
+
+def _broadcast(
+    tensors: Sequence[ArrayT],
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet | None,
+    arguments: tuple[Any, ...] = (),
+) -> list[ArrayT]:
     values = values_of(tensors, "broadcast")
     if not values:
         return []
     call, ranks = calls.begin("broadcast", process_set, name)
     call = dataclasses.replace(call, root=root_in_set(call, root_rank, ranks))
-    return run(call, values)
+    return run(call, values, arguments)
 
 
 def root_in_set(call: Call, root_rank: int, ranks: ProcessSet) -> int:

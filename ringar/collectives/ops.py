@@ -22,6 +22,8 @@ class ReduceOp(enum.Enum):
     MAX = "max"
     PRODUCT = "product"
 
+    __hash__ = object.__hash__  # that of `enum.Enum` is a function of Python, and slow
+
 
 Sum = ReduceOp.SUM
 """Add the arrays of all ranks, in rank order."""

@@ -36,8 +36,12 @@ def reduce(
     process_set: ProcessSet | None,
     *,
     algorithm: str = "",
+    arguments: tuple[Any, ...] = (),
 ) -> list[Any]:
-    """Run a collective that reduces; the arguments are those of `ringar.allreduce`."""
+    """Run a collective that reduces; the arguments are those of `ringar.allreduce`.
+
+    A call of one tensor is remembered by its `arguments` (`ringar.collectives.repeats`).
+    """
     wire = compressors.checked(compression)
     values = ways.values_of(tensors, collective)
     if not values:
@@ -50,7 +54,8 @@ def reduce(
         for dtype in dict.fromkeys(value.dtype.name for value in values):
             refuse_integer_average(call, dtype, op, 1)
     pairs = [compression.compress(value) for value in values]
-    reduced = ways.run(call, [value for value, _ in pairs])
+    is_plain = compression.compress is Compressor.compress
+    reduced = ways.run(call, [value for value, _ in pairs], arguments if is_plain else ())
     return [
         compression.decompress(value, context)
         for value, (_, context) in zip(reduced, pairs, strict=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringar.collectives import repeats
 from ringar.collectives.call import Call, by_dtype
 from ringar.collectives.collective import COLLECTIVES, Collective, run_arrays
 from ringar.collectives.dtypes import Array
@@ -28,16 +29,19 @@ def define(name: str, collective: Collective) -> None:
     tensorflow.when_loaded(f"gradient of {name}", register)
 
 
-def run(call: Call, values: Sequence[Any]) -> list[Any]:
+def run(call: Call, values: Sequence[Any], arguments: tuple[Any, ...] = ()) -> list[Any]:
     """Run a collective on the result of `values_of`; return the results in the same order.
 
-    Tensors of one dtype travel together, in the order in which the dtypes first appear.
+    Tensors of one dtype travel together, in the order in which the dtypes first appear. A call of
+    one value is remembered by the user's `arguments`, if they are given.
     """
     run_group: Any = run_arrays
     if not is_numpy(values):
         from ringar.collectives.tensors import run_tensors as run_group
     if len(values) == 1:
-        return [run_group(call, values)[0]]
+        result = run_group(call, values)[0]
+        repeats.remember(values[0], arguments, call)
+        return [result]
     results: list[Any] = [None] * len(values)
     for places in by_dtype(value.dtype for value in values):
         outputs = run_group(call, [values[i] for i in places])[: len(places)]

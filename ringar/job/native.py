@@ -38,12 +38,12 @@ class _Array(ctypes.Structure):
 _NO_MEMORY = 1
 """A stand-in for the address of an empty array; the library does not read it."""
 
-_ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
-_NONE = _ALLOCATE()
+ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
+_NONE = ALLOCATE()
 _WARN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 _NO_ROWS = np.zeros(0, np.int64)
-_LEAST_POOLED = 256 << 10
+LEAST_POOLED = 256 << 10
 """The fewest bytes for which the pool of outputs has memory (tf_ops/engine/output_pool.h)."""
 
 
@@ -74,7 +74,7 @@ def op(collective: str, *, wait: bool) -> Callable[..., Any]:
 
 _P, _TEXT, _I32, _I64 = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int64
 _ARRAYS, _P_I64, _P_P = ctypes.POINTER(_Array), ctypes.POINTER(_I64), ctypes.POINTER(_P)
-_RUN = [_TEXT, _ARRAYS, _I32, _P_I64, _I32, _P_I64, _ALLOCATE, _P]
+_RUN = [_TEXT, _ARRAYS, _I32, _P_I64, _I32, _P_I64, ALLOCATE, _P]
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ringar_version": (_TEXT, []),
     "ringar_cpu_level": (_TEXT, []),
@@ -83,6 +83,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ringar_run_on_gpu": (None, [*_RUN, _I32, _P]),
     "ringar_on_warning": (None, [_WARN]),
     "ringar_start_timeline": (None, [_TEXT, _I32]),
+    "ringar_processor_quota": (ctypes.c_double, []),
     "ringar_inline_bytes": (_I64, []),
     "ringar_take_memory": (_P, [_I64, _P_P]),
     "ringar_free_memory": (None, [_P]),
@@ -98,6 +99,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ringar_steps": (_I64, []),
     "ringar_stats": (_P, []),
     "ringar_prepare": (_P, [_TEXT, _ARRAYS, _I32]),
+    "ringar_run_again": (None, [_P, _I64, ALLOCATE, _P, _P, _P]),
 }
 """Results and arguments of the functions of ringar.h; by default ctypes has `int`s."""
 
@@ -194,13 +196,45 @@ def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> np.ndarray:
     """Return an array without values, if possible in memory that the other ranks can write to."""
     element, address = np.dtype(dtype), ctypes.c_void_p()
     size = math.prod(shape) * element.itemsize
-    if size < _LEAST_POOLED:
+    if size < LEAST_POOLED:
         return np.empty(shape, element)
     handle = library().ringar_take_memory(size, ctypes.byref(address))
     if not handle or address.value is None:
         return np.empty(shape, element)
     memory = Memory(address.value, size, _PoolHandle(handle))
     return np.asarray(memory).view(element).reshape(shape)
+
+
+class PreparedCall:
+    """Own a call that the library keeps.
+
+    Args:
+        spec: the line of text that tf_ops/engine/spec.h describes.
+        inputs: the addresses of its arrays.
+        shapes: their shapes.
+        outputs: the addresses of the results.
+
+    Attributes:
+        reference: the call, as an argument of the library's functions.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        inputs: Sequence[int],
+        shapes: Sequence[Sequence[int]],
+        outputs: Sequence[int] | None = None,
+    ) -> None:
+        arrays = _describe(inputs, shapes, outputs)
+        self._call = library().ringar_prepare(spec.encode(), arrays, len(inputs))
+        if not self._call:
+            raise errors.MismatchError(library().ringar_last_error().decode())
+        # ctypes passes a reference as it is, but converts an address in each call.
+        self.reference = ctypes.byref(ctypes.c_char.from_address(self._call))
+
+    def __del__(self) -> None:
+        if getattr(self, "_call", None):
+            library().ringar_release(ctypes.c_void_p(self._call))
 
 
 class Prepared:
@@ -216,23 +250,16 @@ class Prepared:
         self, spec: str, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
     ) -> None:
         self.inputs, self.outputs = list(inputs), list(outputs)
-        arrays = _describe_numpy(self.inputs, self.outputs)
-        self._call = library().ringar_prepare(spec.encode(), arrays, len(inputs))
-        if not self._call:
-            raise errors.MismatchError(library().ringar_last_error().decode())
-        # ctypes passes a reference as it is, but converts an address in each call.
-        call = ctypes.byref(ctypes.c_char.from_address(self._call))
-        self._run = functools.partial(library().ringar_run_prepared, call)
+        addresses = ([array.ctypes.data for array in arrays] for arrays in (inputs, outputs))
+        shapes = [array.shape for array in inputs]
+        self._call = PreparedCall(spec, next(addresses), shapes, next(addresses))
+        self._run = functools.partial(library().ringar_run_prepared, self._call.reference)
 
     def run(self) -> None:
         """Run the collective and wait for its end; raise as `ringar.allreduce`."""
         code = self._run()
         if code:
             check(code)
-
-    def __del__(self) -> None:
-        if getattr(self, "_call", None):
-            library().ringar_release(ctypes.c_void_p(self._call))
 
 
 def run(
@@ -262,7 +289,7 @@ def run(
             gathered[index] = np.empty((rows, *inputs[index].shape[1:]), inputs[index].dtype)
         except MemoryError:
             return 0
-        return _address(gathered[index].ctypes.data)
+        return address_of(gathered[index].ctypes.data)
 
     arrays = _describe_numpy(inputs, outputs)
     if outputs is not None:
@@ -303,15 +330,15 @@ def run_on_gpu(
         The row counts received.
     """
     arrays = _describe(
-        [_address(array) for array in inputs],
+        [address_of(array) for array in inputs],
         shapes,
-        None if outputs is None else [_address(array) for array in outputs],
+        None if outputs is None else [address_of(array) for array in outputs],
     )
     return _run(
         library().ringar_run_on_gpu,
         spec,
         arrays,
-        lambda index, rows: _address(allocate(index, rows)),
+        lambda index, rows: address_of(allocate(index, rows)),
         splits,
         received_count,
         device,
@@ -319,8 +346,8 @@ def run_on_gpu(
     )
 
 
-def _address(of_array: int) -> int:
-    # An empty array may have the address null, which stands for no array.
+def address_of(of_array: int) -> int:
+    """Return an address for the library, to which null stands for no array: empty ones have it."""
     return of_array or _NO_MEMORY
 
 
@@ -336,7 +363,7 @@ def _run(
     # No exception may pass through native code: return a failure and raise the exception later.
     failures: list[BaseException] = []
 
-    @_ALLOCATE
+    @ALLOCATE
     def callback(_context: int, index: int, rows: int) -> int:
         try:
             return allocate(index, rows)

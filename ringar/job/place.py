@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ringar.errors import NotInitializedError
 from ringar.job import inherited, membership, mpi, native, nvidia
@@ -18,6 +19,10 @@ DEFAULT_STALL_WARNING = 30.0
 DEFAULT_START_TIMEOUT = 120.0
 
 _config: native.Config | None = None  # while ringar is initialized
+
+repeats: dict[tuple[Any, ...], Callable[..., Any]] = {}
+"""Calls of the running job and its process sets that a program repeats, for
+`ringar.collectives.repeats`."""
 
 
 def read_config(
@@ -118,6 +123,7 @@ def set_config(config: native.Config | None) -> None:
     """Set the configuration of the running job; None: no job runs."""
     global _config
     _config = config
+    repeats.clear()
 
 
 def require(caller: str) -> native.Config:

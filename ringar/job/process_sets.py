@@ -177,6 +177,7 @@ def remove_process_set(process_set: ProcessSet) -> None:
             f"the global one. Received: {process_set}"
         )
     native.check(native.library().ringar_remove_process_set(process_set.process_set_id))
+    place.repeats.clear()
     del _in_use[process_set.process_set_id]
     process_set.process_set_id = None
 

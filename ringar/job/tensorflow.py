@@ -39,7 +39,9 @@ def load() -> ModuleType:
 
 def is_eager() -> bool:
     """Return whether the code that runs now computes at once, and does not build a graph."""
-    return not is_loaded() or bool(load().executing_eagerly())
+    # Each collective asks. Without the function, TensorFlow is about to be imported.
+    executing_eagerly = getattr(sys.modules.get("tensorflow"), "executing_eagerly", None)
+    return executing_eagerly is None or bool(executing_eagerly())
 
 
 def is_tensor(value: object) -> bool:

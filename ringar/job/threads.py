@@ -4,7 +4,8 @@ TensorFlow has two pools. The intra-op pool splits one operation, such as a matr
 parts. The inter-op pool runs independent operations and the input pipeline. By default each pool
 takes every core in every rank, so that N ranks on one host have N times as many threads as cores.
 `ringar.init()` gives each rank its share instead; 0 means TensorFlow's own default, all cores. Two
-operations can run at once even where a rank has one core: one may wait for the other.
+operations can run at once even where a rank has one core: one may wait for the other. Where ranks
+have less than a core each, idle threads of the pools do not poll for work.
 
 Pools start with the first operation and keep their sizes. After that, an explicit number in
 `init()` or in the environment is an error, and ringar's own defaults have no effect.
@@ -12,10 +13,11 @@ Pools start with the first operation and keep their sizes. After that, an explic
 
 from __future__ import annotations
 
+import math
 import os
 from types import ModuleType
 
-from ringar.job import tensorflow
+from ringar.job import native, tensorflow
 
 __all__ = ["configure", "cores", "inter_op_threads", "intra_op_threads"]
 
@@ -40,13 +42,28 @@ def cores(local_size: int = 1) -> int:
         All CPUs of this process if the launcher has bound it to CPUs, else its share of them; at
         least 1.
     """
-    usable = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    usable = _cpus()
     # A bound process sees only its own CPUs. Dividing them once more would leave cores idle.
     if bound := os.environ.get(BOUND_CPUS_VARIABLE, ""):
         return min(usable, int(bound)) if bound.isdigit() else usable
-    return max(1, usable // max(1, local_size))
+    return max(1, math.ceil(min(usable, quota())) // max(1, local_size))
+
+
+def quota() -> float:
+    """Return the CPUs' worth of time of this process' control groups; infinity without a limit."""
+    return float(native.library().ringar_processor_quota())
+
+
+def are_cores_shared(local_size: int) -> bool:
+    """Return whether `local_size` ranks have less than a core each, by affinity and quota."""
+    is_bound = bool(os.environ.get(BOUND_CPUS_VARIABLE))
+    return local_size > quota() or (not is_bound and local_size > _cpus())
+
+
+def _cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def configure(
@@ -71,13 +88,15 @@ def configure(
     """
     intra = _request("intra_op_threads", intra_op_threads, INTRA_OP_VARIABLE)
     inter = _request("inter_op_threads", inter_op_threads, INTER_OP_VARIABLE)
-    share = cores(local_size)
+    share, is_shared = cores(local_size), are_cores_shared(local_size)
     if intra is None and inter is None and local_size == 1 and share >= _MIN_INTER_OP:
         return  # TensorFlow's own defaults are right for the only rank of a host
 
     def set_pools() -> None:
         _set("intra_op", share, intra)
         _set("inter_op", max(_MIN_INTER_OP, share), inter)
+        if is_shared:
+            _stop_polling()
 
     tensorflow.when_loaded("threads", set_pools)
 
@@ -124,6 +143,20 @@ def _set(pool: str, default: int, request: int | None) -> None:
             f"running with {running} (0 is its default). Call "
             f"ringar.init({pool}_threads={request}) before the first TensorFlow operation."
         ) from error
+
+
+def _stop_polling() -> None:
+    """Let idle threads of the pools sleep at once, instead of polling where other ranks compute.
+
+    TensorFlow has this setting only in the configuration that a context gets when it is made.
+    """
+    from tensorflow.core.protobuf import config_pb2
+    from tensorflow.python.eager import context
+
+    current = context.context()
+    if current._config is None:
+        current._config = config_pb2.ConfigProto()
+    current._config.experimental.disable_thread_spinning = True
 
 
 def _threading() -> ModuleType:

@@ -198,6 +198,12 @@ TEST(c_interface_runs_a_prepared_call_again_and_again) {
     input[1] = turn;
     EXPECT_EQ(ringar_run_prepared(call), RINGAR_OK);
     EXPECT(output == (std::vector<float>{2, 2 * turn}));
+    const std::vector<float> other{3, turn};
+    std::vector<float> result(2);
+    const void* const from = other.data();
+    void* const to = result.data();
+    EXPECT_EQ(ringar_run_again(call, -1, nullptr, &from, &to, nullptr), RINGAR_OK);
+    EXPECT(result == (std::vector<float>{6, 2 * turn}));
   }
   ringar_shutdown();
   ringar_release(call);

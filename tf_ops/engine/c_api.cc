@@ -7,6 +7,7 @@
 
 #include "engine/cpu_level.h"
 #include "engine/engine_instance.h"
+#include "engine/limits.h"
 #include "engine/reduce.h"
 #include "engine/report.h"
 #include "engine/traffic.h"
@@ -39,7 +40,7 @@ Status not_initialized(const Request& request) {
 // The collective of a caller that waits: memory comes from a C function.
 class CallerRequest : public Request {
  public:
-  explicit CallerRequest(const Spec& spec) : Request(spec_), spec_(spec) {}
+  explicit CallerRequest(const Spec& spec) : Request(spec) {}
 
   void add(const ringar_array* arrays, int32_t count) {
     for (int32_t i = 0; i < count; ++i)
@@ -48,6 +49,7 @@ class CallerRequest : public Request {
                          Shape(arrays[i].ndims, [&](int d) { return arrays[i].dims[d]; })});
   }
   std::byte* allocate(size_t index, int64_t rows) override {
+    if (rows == expected_rows) return expected;
     if (!allocator) return nullptr;
     return static_cast<std::byte*>(allocator(context, static_cast<int32_t>(index), rows));
   }
@@ -55,9 +57,44 @@ class CallerRequest : public Request {
 
   ringar_allocate allocator = nullptr;
   void* context = nullptr;
+  std::byte* expected = nullptr;  // for an output with so many rows
+  int64_t expected_rows = -1;
+};
+
+// A call that runs again and again, in one thread or in several at once.
+class PreparedCall {
+ public:
+  PreparedCall(Spec spec, const ringar_array* arrays, int32_t count)
+      : spec_(std::move(spec)), request_(spec_) {
+    request_.add(arrays, count);
+    tensors_ = request_.tensors;
+  }
+
+  // `prepare` fills in the arrays. A thread that finds the request in use makes another.
+  template <typename Prepare>
+  int run(Prepare prepare) {
+    if (in_use_.exchange(true)) {
+      CallerRequest other(spec_);
+      return run(other, prepare);
+    }
+    const int code = run(request_, prepare);
+    in_use_.store(false);
+    return code;
+  }
 
  private:
+  template <typename Prepare>
+  int run(CallerRequest& request, Prepare prepare) const {
+    request.tensors = tensors_;  // those of the run before may be gone
+    prepare(request);
+    const Status status = ringar::run(request);
+    return status.ok() ? RINGAR_OK : report(status);
+  }
+
   const Spec spec_;
+  CallerRequest request_;
+  std::vector<Tensor> tensors_;
+  std::atomic<bool> in_use_{false};
 };
 
 int run_call(const char* spec_text, const ringar_array* arrays, int32_t count,
@@ -168,6 +205,10 @@ void ringar_reset_stats(void) {
   Traffic::instance().reset();
 }
 
+double ringar_processor_quota(void) {
+  return processor_quota();
+}
+
 int64_t ringar_inline_bytes(void) {
   const auto running = engine();
   return running ? static_cast<int64_t>(running->inline_bytes()) : 0;
@@ -235,18 +276,29 @@ ringar_call* ringar_prepare(const char* spec_text, const ringar_array* arrays, i
   const Status parsed = Spec::parse(spec_text, &spec);
   report(parsed);
   if (!parsed.ok()) return nullptr;
-  auto* request = new CallerRequest(spec);
-  request->add(arrays, count);
-  return reinterpret_cast<ringar_call*>(request);
+  return reinterpret_cast<ringar_call*>(new PreparedCall(std::move(spec), arrays, count));
 }
 
 int ringar_run_prepared(ringar_call* call) {
-  const Status status = run(*reinterpret_cast<CallerRequest*>(call));
-  return status.ok() ? RINGAR_OK : report(status);
+  return reinterpret_cast<PreparedCall*>(call)->run([](CallerRequest&) {});
+}
+
+int ringar_run_again(ringar_call* call, int64_t rows, ringar_allocate allocate,
+                     const void* const* input, void* const* output, void* context) {
+  return reinterpret_cast<PreparedCall*>(call)->run([&](CallerRequest& request) {
+    Tensor& tensor = request.tensors.front();
+    auto* const memory = static_cast<std::byte*>(*output);
+    tensor.input = static_cast<const std::byte*>(*input);
+    tensor.output = rows < 0 ? memory : nullptr;
+    request.expected = memory;
+    request.expected_rows = rows;
+    request.allocator = allocate;
+    request.context = context;
+  });
 }
 
 void ringar_release(ringar_call* call) {
-  delete reinterpret_cast<CallerRequest*>(call);
+  delete reinterpret_cast<PreparedCall*>(call);
 }
 
 ringar_memory* ringar_take_memory(int64_t bytes, void** address) {

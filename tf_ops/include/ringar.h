@@ -135,11 +135,16 @@ RINGAR_EXPORT int ringar_synchronize_gpu(void);
 
 // The same as ringar_run for a collective that is run again and again on the same arrays (as
 // MPI_Allreduce_init does), with all outputs given: ringar_prepare does the work that is needed
-// only once. Null with an error if the spec cannot be read.
+// only once. Several threads may run a call. Null with an error if the spec cannot be read.
 typedef struct ringar_call ringar_call;
 RINGAR_EXPORT ringar_call* ringar_prepare(const char* spec, const ringar_array* arrays,
                                           int32_t count);
 RINGAR_EXPORT int ringar_run_prepared(ringar_call* call);
+// The same for a call of one array, on another array of the same shape. `input` and `output` are
+// where the addresses of the arrays are. If only the exchange tells the rows of the output,
+// `output` has `rows` of them, and `allocate` is for other numbers; else `rows` is -1.
+RINGAR_EXPORT int ringar_run_again(ringar_call* call, int64_t rows, ringar_allocate allocate,
+                                   const void* const* input, void* const* output, void* context);
 RINGAR_EXPORT void ringar_release(ringar_call* call);
 
 // Memory that the other ranks of this host may write results of collectives to; null where there is
@@ -198,6 +203,10 @@ RINGAR_EXPORT const char* ringar_last_error(void);
 // Valid until the calling thread calls it again.
 RINGAR_EXPORT const char* ringar_stats(int64_t* size);
 RINGAR_EXPORT void ringar_reset_stats(void);
+
+// Processors' worth of time that the control groups of this process grant; infinity without a
+// quota.
+RINGAR_EXPORT double ringar_processor_quota(void);
 
 // Up to how many bytes a collective takes less time than waking another thread for it; 0 before
 // ringar_init.

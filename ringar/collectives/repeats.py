@@ -1,0 +1,88 @@
+"""Calls outside of graphs that a program repeats, such as those of each step.
+
+The first call with some arguments checks and describes them. It leaves a function that runs the
+collective, for the calls that follow: for a NumPy array a prepared call of the engine, for a tensor
+the op with its spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringar.collectives.call import REMEMBERED, Call
+from ringar.collectives.collective import COLLECTIVES, NO_SPLITS
+from ringar.collectives.dtypes import Array
+from ringar.job import native, place, tensorflow
+from ringar.job.native_repeat import Repeat
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+def find(value: Array | None, arguments: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """Return the function of the value that runs a collective; None if it is not remembered.
+
+    Args:
+        value: the user's array or tensor; None for a collective without arrays.
+        arguments: the name of the collective and all its other arguments.
+    """
+    try:
+        repeat = place.repeats.get(_key(value, arguments))
+    except TypeError:  # an argument without a hash
+        return None
+    return repeat if repeat and tensorflow.is_eager() else None
+
+
+def remember(value: Array | None, arguments: tuple[Any, ...], call: Call) -> None:
+    """Remember how a call ran, for `find`.
+
+    Args:
+        value: the array or tensor that reached the engine.
+        arguments: as of `find`; empty for a call that cannot be repeated.
+        call: the call of these arguments.
+    """
+    if not arguments or not tensorflow.is_eager():
+        return
+    try:
+        hash(arguments)
+    except TypeError:
+        return
+    if len(place.repeats) >= REMEMBERED:
+        place.repeats.clear()
+    place.repeats[_key(value, arguments)] = _repeat(call, value)
+
+
+def _key(value: Array | None, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    if value is None:
+        return arguments
+    if type(value) is np.ndarray:
+        return value.dtype, value.shape, value.flags.c_contiguous, arguments
+    # Of an eager tensor; its `dtype` takes longer, and so does the hash of that.
+    dtype = getattr(value, "_datatype_enum", None)
+    return type(value), dtype and dtype(), arguments
+
+
+def _repeat(call: Call, value: Any) -> Callable[..., Any]:
+    if value is None:
+        return native.Prepared(call.spec(), [], []).run
+    collective = COLLECTIVES[call.collective]
+    if isinstance(value, np.ndarray):
+        return Repeat(
+            call.spec(value.dtype.name),
+            value.dtype,
+            value.shape,
+            collective.output_shape(call, value.shape),
+            ranks_may_differ=collective.ranks_may_differ,
+        )
+    op, spec = native.op(call.collective, wait=True), call.spec(value.dtype.name)
+
+    def run(tensor: tf.Tensor) -> tf.Tensor:
+        result = op(*collective.arguments([tensor], NO_SPLITS), spec=spec)
+        while not isinstance(result, type(tensor)):
+            result = result[0]  # the results of an op come before its other outputs
+        return result
+
+    return run

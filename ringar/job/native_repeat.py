@@ -1,0 +1,66 @@
+"""A collective that runs repeatedly, each time on another NumPy array of one shape and dtype."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ringar.job import native
+
+_DATA = object.__basicsize__
+"""Where the object of a NumPy array has the address of its data: behind Python's own fields. That
+is a part of NumPy's binary interface (`PyArrayObject_fields`), on which extension modules rely.
+`array.ctypes.data` alone takes as long as a small collective."""
+
+
+@native.ALLOCATE
+def _allocate(context: int, _index: int, rows: int) -> int:
+    """Replace the output of a call by one with another number of rows."""
+    outputs = ctypes.cast(context, ctypes.py_object).value
+    try:
+        outputs[0] = np.empty((rows, *outputs[0].shape[1:]), outputs[0].dtype)
+    except MemoryError:
+        return 0
+    return native.address_of(outputs[0].ctypes.data)
+
+
+class Repeat:
+    """Run a collective, each time on another array; several threads may do so at once.
+
+    Args:
+        spec: the line of text that tf_ops/engine/spec.h describes.
+        dtype: the dtype of the arrays.
+        shape: their shape.
+        output_shape: the shape of results, or the likely one if only the exchange tells their rows.
+        ranks_may_differ: whether only the exchange tells the rows of results.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        dtype: np.dtype,
+        shape: Sequence[int],
+        output_shape: Sequence[int],
+        *,
+        ranks_may_differ: bool = False,
+    ) -> None:
+        self._call = native.PreparedCall(spec, [0], [shape])
+        rows = output_shape[0] if ranks_may_differ else -1
+        self._run = functools.partial(
+            native.library().ringar_run_again, self._call.reference, rows, _allocate
+        )
+        is_small = math.prod(output_shape) * dtype.itemsize < native.LEAST_POOLED
+        empty = np.empty if is_small or ranks_may_differ else native.empty
+        self._empty = functools.partial(empty, tuple(output_shape), dtype)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        """Run the collective, wait for its end, and return its result; raise as `allreduce`."""
+        outputs = [self._empty()]
+        code = self._run(id(array) + _DATA, id(outputs[0]) + _DATA, id(outputs))
+        if code:
+            native.check(code)
+        return outputs[0]

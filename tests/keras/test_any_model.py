@@ -129,6 +129,7 @@ class SharpnessAware(keras.Sequential):
         return tape.gradient(loss, self.trainable_weights)
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 def test_step_that_moves_weights_and_puts_them_back(rank: int, size: int) -> None:
     """One that moves them by a gradient of its own drifts, and the error says what to reduce."""
     dataset = tf.data.Dataset.from_tensor_slices(common.regression(13 * size))
@@ -182,6 +183,7 @@ class Accumulating(keras.Sequential):
             total.assign(tf.zeros_like(total))
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("eagerly", [False, fast_if(False, True)])
 def test_gradients_added_up_by_hand(eagerly: bool, rank: int, size: int) -> None:
     """Batches of each rank may differ if gradients are reduced before they are added."""

@@ -20,7 +20,7 @@ LEFT = "rank 1 has left: it called ringar.shutdown() or its program ended"
 def end_rank_1(folder: Path, how: str, loop: str, code: int, verdict: str) -> Outcomes:
     """Runs the job, checks how it ends and that it leaves nothing, and returns what ranks saw."""
     outcomes = run_scenarios(
-        3, Path(__file__).parent / "scripts" / "death.py", folder, args=[how, loop], deadline=60
+        3, Path(__file__).parent / "scripts" / "death.py", folder, args=[how, loop], deadline=100
     )
     outcomes.job.check(code)
     assert not left_in_shared_memory()

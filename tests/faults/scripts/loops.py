@@ -7,13 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 
-import lazy_loader
+import keras
 import numpy as np
+import tensorflow as tf
 
 import ringar
-
-# Ranks that reduce NumPy arrays do without TensorFlow.
-keras, tf = lazy_loader.load("keras"), lazy_loader.load("tensorflow")
 
 FOREVER = 10**9
 LENGTH = 1_000_000  # 4 MB: several blocks per allreduce, on the engine's thread

@@ -150,7 +150,6 @@ def test_moving_averages_are_those_of_all_ranks(wrap: Any, rank: int, size: int)
     assert max(common.largest_difference(of_ranks[0], other) for other in of_ranks) == 0
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
 def test_nothing_is_sent_within_a_period(rank: int, size: int) -> None:
     batches = [common.regression(4, 10 * rank + k) for k in range(8)]
     model = common.dense_model()

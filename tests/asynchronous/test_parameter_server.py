@@ -318,7 +318,6 @@ def test_easgd_moves_the_center_as_the_paper_says(size: int) -> None:
             ringar.barrier()
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
 def test_the_end_of_an_epoch_ends_a_period_of_easgd(size: int) -> None:
     model, twin = dense_model(), dense_model()
     with ringar.ParameterServer(model, keras.optimizers.SGD(1.0), 1) as server:

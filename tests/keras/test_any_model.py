@@ -129,7 +129,6 @@ class SharpnessAware(keras.Sequential):
         return tape.gradient(loss, self.trainable_weights)
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
 def test_step_that_moves_weights_and_puts_them_back(rank: int, size: int) -> None:
     """One that moves them by a gradient of its own drifts, and the error says what to reduce."""
     dataset = tf.data.Dataset.from_tensor_slices(common.regression(13 * size))

@@ -48,7 +48,6 @@ def test_a_traced_loop_equals_one_process(jit: bool, rank: int, size: int) -> No
     assert common.largest_difference(common.values(model), common.values(single)) < 1e-5
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
 def test_an_eager_loop_is_warned(
     rank: int, size: int, exchange: Exchange, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -224,7 +224,6 @@ def test_all_metrics_of_keras(rank: int, size: int, exchange: Exchange) -> None:
     assert len({str(logs) for logs in exchange((evaluated, fresh))}) == 1
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
 def test_example_of_uneven_batches(rank: int, size: int) -> None:
     """100 examples, of which each rank evaluates a share in batches of 32."""
     data = common.regression(100)
@@ -341,7 +340,6 @@ class Named(keras.Sequential):
         return {"objective": self._loss_tracker.result(), "rank": float(ringar.rank())}
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
 def test_metrics_of_ones_own(rank: int, size: int, caplog: pytest.LogCaptureFixture) -> None:
     data = common.regression(6 * size + 5)
     shard = part(data, slice(6 * rank, None if rank == size - 1 else 6 * rank + 6))

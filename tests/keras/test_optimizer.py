@@ -208,7 +208,6 @@ def test_overwriting_gradients_are_combined_by_maximum(rank: int, size: int) -> 
     np.testing.assert_array_equal(weight, -(size - 1) / 2)
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
 def test_clipping_sees_reduced_gradients(rank: int, size: int) -> None:
     variable = keras.Variable(np.zeros(1, "float32"))
     optimizer = ringar.DistributedOptimizer(SGD(1.0, global_clipnorm=1.0), op=ringar.Sum)

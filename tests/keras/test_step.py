@@ -130,7 +130,6 @@ def test_one_rank_pays_nothing(precision: str, sparse: bool, size: int) -> None:
         assert distributed == plain
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
 def test_one_rank_pays_nothing_in_a_compiled_step(size: int) -> None:
     model = common.dense_model()
     model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")

@@ -345,7 +345,6 @@ def test_epochs_have_the_steps_of_one_process(has_length: bool, rank: int, size:
         assert received[1][name] == pytest.approx(values, rel=1e-4), name
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
 def test_a_step_costs_one_message(rank: int, size: int) -> None:
     """Rows, the request to stop and the end of a rank's data travel with the gradients."""
     model = common.dense_model()

@@ -7,11 +7,11 @@ alone          measures, and so runs while no other test runs
 every_variant  runs, and all variants run, on every number of ranks
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
 
-A test in tests/collectives runs on one rank, on 2, and by its name on 3 or 4. A test of models
-runs by its name on one number above 1: on 2 three times as many as on 3 and on 4. Half of them run
-on one rank, and so do all whose marker `ranks` names 1. A variant of a test that runs on several
-numbers of ranks runs on one of those above 1. Every second one runs on one rank, too, but of models
-every fourth unless its marker names 1. On the other numbers they are slow.
+A test runs on one rank. In tests/collectives it runs on 2, too, and by its name on 3 or 4; one of
+models by its name on one number above 1: on 2 three times as many as on 3 and on 4. A variant of a
+test that runs on several numbers of ranks runs on one of those above 1. Every second one runs on
+one rank, too, but of models every fourth unless its marker `ranks` names 1. On the other numbers
+they are slow.
 """
 
 from __future__ import annotations
@@ -94,25 +94,19 @@ def _mark_rare_variants(items: list[pytest.Item]) -> None:
 def _runs_test(item: pytest.Item, index: int) -> bool:
     """Return whether a test without variants runs on this number of ranks."""
     turns = SIZES if item.nodeid.startswith(MODELS) else LARGE
-    if SIZE in turns:
-        return _has_turn(item, index, turns)
-    return SIZE > 1 or _runs_on_one(item, index, 1)
+    return SIZE not in turns or _has_turn(item, index, turns)
 
 
 def _runs_variant(item: pytest.Item, index: int) -> bool:
     """Return whether the variant with this index runs on this number of ranks."""
-    return _has_turn(item, index, SIZES) if SIZE > 1 else _runs_on_one(item, index, 2)
-
-
-def _runs_on_one(item: pytest.Item, index: int, turn: int) -> bool:
-    """Return whether one rank runs an item, as it does every `turn`-th, and half of the models."""
+    if SIZE > 1:
+        return _has_turn(item, index, SIZES)
     is_for_ranks = item.nodeid.startswith(RANK_TESTS) and _sizes(item, SIZES)
     if item.get_closest_marker("job") or not is_for_ranks:
         return True
     ranks = item.get_closest_marker("ranks")
-    if item.nodeid.startswith(MODELS) and (ranks is None or 1 not in ranks.args):
-        turn *= 2
-    return index % turn == 0
+    names_one = ranks is not None and 1 in ranks.args
+    return index % (4 if item.nodeid.startswith(MODELS) and not names_one else 2) == 0
 
 
 def _has_turn(item: pytest.Item, index: int, turns: tuple[int, ...]) -> bool:

@@ -228,7 +228,6 @@ def test_dropout_that_differs(rank: int) -> None:
         train(model, *nets.data("dense"), run_eagerly=True)
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
 def test_arguments(rank: int, size: int) -> None:
     values: tuple[Any, ...] = (2, [0, 1], "all")
     for process_set in values:

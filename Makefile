@@ -107,7 +107,7 @@ test: test-plain test-ranks
 # beside them.
 test-plain: $(LIBRARY)
 	$(PYTEST) -n 3 --dist loadfile -m 'not alone' --junit-xml=$(REPORTS)/plain.xml
-	$(PYTEST) -m alone --junit-xml=$(REPORTS)/alone.xml
+	$(PYTEST) -m alone --junit-xml=$(REPORTS)/alone.xml $(shell grep -rlF mark.alone tests --include=test_*.py)
 
 # Once more, every rank running the same tests (see CONTRIBUTING.md); rank 0 alone reports. Two sizes
 # at once, for ranks wait for each other a third of the time.

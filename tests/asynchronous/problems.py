@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import keras
 import numpy as np
-from sklearn.datasets import load_digits
 
 PIXELS, SHADES, CLASSES = 64, 17, 10
 TRAINED = 1437
@@ -58,6 +57,8 @@ def _sparse() -> keras.Model:
 
 def problem(kind: str) -> Problem:
     """Return the "dense" problem, or the "sparse" one."""
+    from sklearn.datasets import load_digits  # takes a second, which few tests need
+
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     x, y = digits.data[order], digits.target[order]

@@ -34,7 +34,7 @@ class Outcome:
     message: str
     seconds: float
 
-    def expect(self, kind: str, *texts: str, within: float = 10.0) -> None:
+    def expect(self, kind: str, *texts: str, within: float = 15.0) -> None:
         """Fails the test unless the rank got such an exception, whose message has all ``texts``."""
         assert kind in self.kinds, f"rank {self.rank}: expected {kind}, got {self}"
         for text in texts:

@@ -20,7 +20,7 @@ LEFT = "rank 1 has left: it called ringar.shutdown() or its program ended"
 def end_rank_1(folder: Path, how: str, loop: str, code: int, verdict: str) -> Outcomes:
     """Runs the job, checks how it ends and that it leaves nothing, and returns what ranks saw."""
     outcomes = run_scenarios(
-        3, Path(__file__).parent / "scripts" / "death.py", folder, args=[how, loop], deadline=60
+        3, Path(__file__).parent / "scripts" / "death.py", folder, args=[how, loop], deadline=100
     )
     outcomes.job.check(code)
     assert not left_in_shared_memory()
@@ -30,7 +30,7 @@ def end_rank_1(folder: Path, how: str, loop: str, code: int, verdict: str) -> Ou
 
 def expect_loss(outcomes: Outcomes, kind: str, text: str) -> None:
     for outcome in outcomes.of("loop", OTHERS):
-        outcome.expect(kind, f"rank {outcome.rank} | allreduce ", text, within=3.0)
+        outcome.expect(kind, f"rank {outcome.rank} | allreduce ", text)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_stopped_for_good(tmp_path: Path) -> None:
     for outcome in outcomes.of("loop", OTHERS):
         texts = ["deadline of 1.5 s, still waiting for rank 1"]
         kind = "DeadlineExceededError"
-        outcome.expect(kind if kind in outcome.kinds else "AbortedError", *texts, within=8.0)
+        outcome.expect(kind if kind in outcome.kinds else "AbortedError", *texts)
 
 
 @pytest.mark.slow

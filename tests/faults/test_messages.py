@@ -62,5 +62,4 @@ def test_the_sender_does_not_come(tmp_path: Path, kind: str) -> None:
         "DeadlineExceededError",
         'rank 0 | recv "loop" from rank 1 of float32[?,1000]: expected every rank within the '
         "deadline of 1.5 s, still waiting for rank 1",
-        within=8.0,
     )

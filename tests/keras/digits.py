@@ -12,7 +12,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from sklearn.datasets import load_digits
 
 import ringar
 from tests.keras import common
@@ -25,6 +24,8 @@ def train(epochs: int, **options: Any) -> tuple[keras.Model, float]:
         epochs: times that it sees the 1437 others, in batches of 32 over all ranks.
         **options: of `ringar.DistributedOptimizer`.
     """
+    from sklearn.datasets import load_digits  # takes a second, which few tests need
+
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     x, y = (digits.data / 16).astype("float32")[order], digits.target[order]

@@ -182,6 +182,7 @@ class Accumulating(keras.Sequential):
             total.assign(tf.zeros_like(total))
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("eagerly", [False, fast_if(False, True)])
 def test_gradients_added_up_by_hand(eagerly: bool, rank: int, size: int) -> None:
     """Batches of each rank may differ if gradients are reduced before they are added."""

@@ -75,6 +75,7 @@ def fit(callback: Any, data: dict[str, Any], **options: Any) -> tuple[float, int
     return totals[-1], Seen.traced - before
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_with_equal_data_are_told(
     kind: str, rank: int, size: int, exchange: Exchange, caplog: pytest.LogCaptureFixture

@@ -105,6 +105,7 @@ def operations(model: keras.Model, data: tuple[Any, Any]) -> Counter[str]:
     return Counter(node.op for node in nodes)
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 def test_one_rank_pays_nothing(precision: str, sparse: bool, size: int) -> None:

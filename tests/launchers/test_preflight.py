@@ -144,7 +144,7 @@ def test_hosts_are_asked_at_once_and_not_for_ever(
     started = time.monotonic()
     lines = faults(agent, "slow", "good", "slow2", "slow")
     assert "no answer in 1 s" in lines[1]
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 20
 
 
 def test_a_host_without_mpi_is_asked_for_real(agent: Agent) -> None:
@@ -265,7 +265,7 @@ def test_an_srun_that_answers_nothing(
     for name, line in zip(("h1", "h2"), lines, strict=True):
         assert fault in line
         assert line.endswith(f"; try: srun --nodelist={name} true")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 20
 
 
 def test_srun_is_not_asked_where_nobody_knows_the_hosts(tmp_path: Path) -> None:

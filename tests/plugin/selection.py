@@ -7,10 +7,11 @@ alone          measures, and so runs while no other test runs
 every_variant  runs, and all variants run, on every number of ranks
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
 
-A test runs on one rank and, by its name, on one number above 1: on 2 twice as many tests as on 3
-and on 4. A test in tests/collectives runs on 2 ranks and on 3 or 4. A variant of a test that runs
-on several numbers of ranks runs on one of those above 1; every second one runs on one rank, too. On
-the other numbers they are slow.
+A test runs on one rank. In tests/collectives it runs on 2, too, and by its name on 3 or 4; one of
+models by its name on one number above 1: on 2 three times as many as on 3 and on 4. A variant of a
+test that runs on several numbers of ranks runs on one of those above 1. Every second one runs on
+one rank, too, but of models every fourth unless its marker `ranks` names 1. On the other numbers
+they are slow.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pytest
 from tests.plugin.place import SIZE
 
 #: The numbers of ranks that tests, or the variants of one, take in turn.
-SIZES = (3, 2, 4, 2)
+SIZES = (3, 2, 4, 2, 2)
 #: Those of tests that all run on 2 ranks, too.
 LARGE = (3, 4)
 
@@ -82,13 +83,30 @@ def _mark_rare_variants(items: list[pytest.Item]) -> None:
     for item in fast:
         test = test_of(item)
         if variants[test] == 1:
-            turns = SIZES if test.startswith(MODELS) else LARGE
-            runs = SIZE not in turns or _has_turn(item, zlib.crc32(test.encode()), turns)
+            runs = _runs_test(item, zlib.crc32(test.encode()))
         else:
-            runs = _is_run_of(item, number[test])
+            runs = _runs_variant(item, number[test])
             number[test] += 1
         if not runs and not item.get_closest_marker("every_variant"):
             item.add_marker(pytest.mark.slow)
+
+
+def _runs_test(item: pytest.Item, index: int) -> bool:
+    """Return whether a test without variants runs on this number of ranks."""
+    turns = SIZES if item.nodeid.startswith(MODELS) else LARGE
+    return SIZE not in turns or _has_turn(item, index, turns)
+
+
+def _runs_variant(item: pytest.Item, index: int) -> bool:
+    """Return whether the variant with this index runs on this number of ranks."""
+    if SIZE > 1:
+        return _has_turn(item, index, SIZES)
+    is_for_ranks = item.nodeid.startswith(RANK_TESTS) and _sizes(item, SIZES)
+    if item.get_closest_marker("job") or not is_for_ranks:
+        return True
+    ranks = item.get_closest_marker("ranks")
+    names_one = ranks is not None and 1 in ranks.args
+    return index % (4 if item.nodeid.startswith(MODELS) and not names_one else 2) == 0
 
 
 def _has_turn(item: pytest.Item, index: int, turns: tuple[int, ...]) -> bool:
@@ -101,14 +119,6 @@ def _sizes(item: pytest.Item, numbers: tuple[int, ...]) -> list[int]:
     """Return those of these numbers of ranks on which an item may run."""
     ranks = item.get_closest_marker("ranks")
     return [n for n in numbers if ranks is None or n in ranks.args]
-
-
-def _is_run_of(item: pytest.Item, index: int) -> bool:
-    """Return whether the variant with this index runs on this number of ranks."""
-    if SIZE == 1:
-        on_one_alone = item.get_closest_marker("job") or not item.nodeid.startswith(RANK_TESTS)
-        return bool(on_one_alone) or index % 2 == 0 or not _sizes(item, SIZES)
-    return _has_turn(item, index, SIZES)
 
 
 def _runs_here(item: pytest.Item, slow: bool) -> bool:

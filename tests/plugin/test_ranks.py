@@ -164,7 +164,7 @@ def test_many(i): pass
 @pytest.mark.every_variant
 def test_all(i): pass
 """
-    assert "18 passed, 6 deselected" in run_tests(2, source).check().stdout
+    assert "19 passed, 5 deselected" in run_tests(2, source).check().stdout
     assert "15 passed, 9 deselected" in run_tests(3, source).check().stdout
     slow = run_tests(3, source, "--slow", "-m", "slow").check()
     assert "9 passed, 15 deselected" in slow.stdout

@@ -126,6 +126,7 @@ def test_buckets_choose_only_what_wins_clearly() -> None:
 
 @pytest.mark.job
 @pytest.mark.slow
+@pytest.mark.deadline(170)
 def test_a_small_run_writes_a_trace_and_a_picture(tmp_path: Path) -> None:
     output = tmp_path / "overlap"
     words = ["--model", "mlp", "--rounds", "2", "--steps", "2", "--record", "3"]

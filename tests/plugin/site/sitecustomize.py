@@ -1,8 +1,8 @@
 """Halve the time in which TensorFlow and Keras are imported, wherever this file is found first.
 
-Keras imports scikit-learn, pandas and Matplotlib if they are installed, for wrappers, tables and
-pictures that no test uses: they are hidden from it, other modules can import them. And garbage is
-collected seldom, for what imports make stays.
+Keras imports scikit-learn, pandas, Matplotlib and IPython if they are installed, for wrappers,
+tables and pictures that no job uses: they are hidden from it, other modules can import them. And
+garbage is collected seldom, for what imports make stays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-HIDDEN = ("matplotlib", "pandas", "sklearn")
+HIDDEN = {"IPython", "matplotlib", "pandas", "sklearn"}
 
 
 class Hiding(MetaPathFinder):

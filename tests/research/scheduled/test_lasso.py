@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
-from sklearn.datasets import load_diabetes
-from sklearn.linear_model import Lasso as ScikitLasso
-from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
 import ringar
 from ringar.errors import RankError
@@ -29,6 +26,9 @@ Data = tuple[np.ndarray, np.ndarray]
 @functools.cache
 def diabetes() -> Data:
     """Real data, whose 35 columns are strongly correlated, beside one that is constant."""
+    from sklearn.datasets import load_diabetes
+    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
     data = load_diabetes()
     x = PolynomialFeatures(2).fit_transform(data.data[:, 2:9])
     return StandardScaler().fit_transform(x) + 3.0, data.target
@@ -55,7 +55,9 @@ def objective(data: Data, alpha: float, coefficients: np.ndarray, intercept: flo
 
 
 def by_scikit_learn(data: Data, alpha: float, **options: Any) -> float:
-    model = ScikitLasso(alpha, tol=1e-10, max_iter=10**6, **options).fit(*data)
+    from sklearn import linear_model
+
+    model = linear_model.Lasso(alpha, tol=1e-10, max_iter=10**6, **options).fit(*data)
     return objective(data, alpha, model.coef_, model.intercept_)
 
 

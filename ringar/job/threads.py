@@ -30,6 +30,13 @@ BOUND_CPUS_VARIABLE = "RINGAR_BOUND_CPUS"
 _MIN_INTER_OP = 2
 
 
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # on Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def cores(local_size: int = 1) -> int:
     """Return the number of cores that this rank should use.
 
@@ -40,9 +47,7 @@ def cores(local_size: int = 1) -> int:
         All CPUs of this process if the launcher has bound it to CPUs, else its share of them; at
         least 1.
     """
-    usable = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    usable = usable_cpus()
     # A bound process sees only its own CPUs. Dividing them once more would leave cores idle.
     if bound := os.environ.get(BOUND_CPUS_VARIABLE, ""):
         return min(usable, int(bound)) if bound.isdigit() else usable

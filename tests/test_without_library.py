@@ -112,7 +112,7 @@ FEW = (
 MANY = (
     "tests/collectives",
     "tests/test_data.py",
-    *(f"tests/keras/test_{name}.py" for name in ("optimizer", "metrics", "uneven", "saving")),
+    *map("tests/keras/test_{}.py".format, ("offload", "optimizer", "metrics", "uneven", "saving")),
 )
 
 

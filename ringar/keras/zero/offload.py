@@ -168,8 +168,10 @@ class OnDisk(Offload):
         if self._file is None:
             # Open as long as the optimizer lives.
             self._file = tempfile.TemporaryFile(prefix="ringar-slots-", dir=self._folder)  # noqa: SIM115
-        if hasattr(os, "posix_fallocate"):  # not on macOS, where a full disk shows later
+        if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._file.fileno(), begin, max(nbytes, 1))
+        else:  # on macOS, where a full disk shows in a later step
+            os.ftruncate(self._file.fileno(), self._bytes)
         return begin
 
     def read(self, begin: int, array: np.ndarray) -> np.ndarray:

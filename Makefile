@@ -9,7 +9,7 @@
 #   make test-gpu     the tests that need an NVIDIA GPU, on those that there are
 #   make gpu-report   what works on the NVIDIA GPUs of this machine, on one page
 #   make test-matrix  one wheel beside the oldest and the newest TensorFlow that ringar serves
-#   make check-wheels  both wheels: auditwheel finds what their names promise
+#   make check-wheels  the wheels: auditwheel finds what their names promise
 #   make lint         ruff, mypy, import-linter, includes of tf_ops, clang-format, shellcheck, hadolint
 #   make docs         the documentation site, in build/site; a broken link or an undocumented name fails
 #   make gallery      the output and pictures of examples/gallery, which it runs
@@ -22,6 +22,7 @@
 #   make bench-gpu    collectives on the NVIDIA GPUs that there are
 #   make bench-hosts  several hosts on this machine, behind slow links (needs root and iproute2)
 #   make wheel        dist/ringar-<version>-py3-none-manylinux_2_27_<machine>.whl, and the source archive
+#   make wheel-any    dist/ringar-<version>-py3-none-any.whl: without the library, for one rank on any system
 #   make wheel-aarch64  the same for aarch64, by cross compilation (g++-aarch64-linux-gnu)
 #   make clean        removes what was built (make distclean: the environment too)
 #
@@ -45,6 +46,7 @@ PACKED := $(SOURCES) $(shell find ringar launchers -name '*.py' -o -name '*.pyi'
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' ringar/version.py)
 WHEEL := dist/ringar-$(VERSION)-py3-none-manylinux_2_27_$(shell uname -m).whl
 WHEEL_AARCH64 := dist/ringar-$(VERSION)-py3-none-manylinux_2_27_aarch64.whl
+WHEEL_ANY := dist/ringar-$(VERSION)-py3-none-any.whl
 CPP := $(shell find tf_ops tests benchmarks -name '*.cc' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
 SCRIPTS := .ci/run $(shell find launchers tests benchmarks -name '*.sh' -o -name '*.sbatch' 2>/dev/null)
 
@@ -70,7 +72,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: all demo test test-plain test-ranks test-long chaos test-native test-native-aarch64 test-gpu gpu-report test-clusters \
   test-matrix check-wheels lint docs gallery rooms performance format bench bench-targets papers bench-gpu \
-  bench-hosts wheel wheel-aarch64 clean distclean
+  bench-hosts wheel wheel-any wheel-aarch64 clean distclean
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY)
@@ -212,7 +214,7 @@ test-clusters: $(LIBRARY)
 test-matrix: $(WHEEL)
 	$(LIMIT) 1500 $(BIN)/python -m tests.matrix $(WHEEL) $(TENSORFLOW)
 
-check-wheels: $(sort $(WHEEL) $(WHEEL_AARCH64))
+check-wheels: $(sort $(WHEEL) $(WHEEL_AARCH64) $(WHEEL_ANY))
 	$(BIN)/python -m tests.check_wheels $^
 
 # mypy is the longest by far; the others run beside it.
@@ -296,11 +298,15 @@ bench-hosts: $(LIBRARY)
 	$(BIN)/python -m benchmarks.simulate --check build/bench-hosts.json
 
 wheel: $(WHEEL)
+wheel-any: $(WHEEL_ANY)
 wheel-aarch64: $(WHEEL_AARCH64)
 
 # Through the source archive, so that what the archive lacks the wheel cannot have.
 $(WHEEL): $(PACKED) | $(STAMP)
 	$(BIN)/python -m build --outdir dist .
+
+$(WHEEL_ANY): $(PACKED) | $(STAMP)
+	_PYTHON_HOST_PLATFORM=any $(BIN)/python -m build --no-isolation --outdir dist .
 
 # Not in isolation, which would bring CMake for the machine that is built for.
 ifneq ($(WHEEL_AARCH64),$(WHEEL))

@@ -7,6 +7,10 @@ platform is every Linux whose glibc has what the libraries need.
 
 A build for another machine sets `_PYTHON_HOST_PLATFORM`, as a cross build of Python itself does:
 `linux-aarch64` takes the toolchain file `tf_ops/cmake/aarch64-linux-gnu.cmake`.
+
+On other systems than Linux, with `_PYTHON_HOST_PLATFORM=any`, and where there is no compiler for
+the wheel that `pip install` builds, the wheel is `py3-none-any`: it has no library, and is for one
+rank (`ringar/job/one_rank`).
 """
 
 from __future__ import annotations
@@ -19,8 +23,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 try:
     from setuptools import Extension, find_packages, setup
@@ -71,6 +76,24 @@ def find_compiler() -> str:
     else:
         searched = f"looked for {', '.join(candidates)} on PATH and found none"
     raise PlatformError(NO_COMPILER.format(searched=searched))
+
+
+def has_library(command: Sequence[str]) -> bool:
+    """Whether the command builds the native library.
+
+    Who builds in place or installs a checkout as editable wants the library, and is told what it
+    needs.
+    """
+    if not sysconfig.get_platform().startswith("linux"):
+        return False
+    if "bdist_wheel" not in command or os.environ.get("CXX"):
+        return True
+    try:
+        find_compiler()
+    except PlatformError as error:
+        print(f"ringar: building a wheel for one rank, without the native library: {error}")
+        return False
+    return True
 
 
 def find_tool(name: str) -> str:
@@ -232,10 +255,13 @@ def packages() -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    library: dict[str, Any] = {
+        "ext_modules": [CMakeExtension(target) for target in TARGETS],
+        "cmdclass": {"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},
+    }
     setup(
         packages=list(packages()),
         package_dir=packages(),
-        ext_modules=[CMakeExtension(target) for target in TARGETS],
-        cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},
         zip_safe=False,
+        **(library if has_library(sys.argv) else {}),
     )

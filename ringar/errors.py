@@ -81,3 +81,8 @@ _BY_CODE: dict[int, type[RingarError]] = {
 def from_code(code: int, message: str) -> RingarError:
     """Return the exception for a code of the native library."""
     return _BY_CODE.get(code, RingarError)(message)
+
+
+def code_of(error: RingarError) -> int:
+    """Return the native library's code for an exception; 2, "unknown" in TensorFlow, for others."""
+    return next((code for code, kind in _BY_CODE.items() if type(error) is kind), 2)

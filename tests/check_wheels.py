@@ -15,6 +15,9 @@ def main() -> None:
     """Checks the wheels that the command names; the first wrong one ends it with an error."""
     for name in sys.argv[1:]:
         wheel = Path(name)
+        if wheel.stem.endswith("-any"):
+            check_pure(wheel)
+            continue
         promised = platform_in(wheel.stem.rpartition("-")[2])
         policy = platform_in(audit(wheel))
         if policy[2] != promised[2] or policy[:2] > promised[:2]:
@@ -23,6 +26,18 @@ def main() -> None:
             sys.exit(f"{wheel.name}: expected no need of libstdc++, found {', '.join(versions)}")
         size = wheel.stat().st_size / 1e6
         print(f"== {wheel.name}: runs with glibc {policy[0]}.{policy[1]} and later ({size:.1f} MB)")
+
+
+def check_pure(wheel: Path) -> None:
+    """Checks a wheel for any system: it holds Python alone, and says so."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (record,) = (archive.read(name) for name in names if name.endswith(".dist-info/WHEEL"))
+    kinds = (".py", ".pyi", "py.typed", ".yaml", ".sbatch")
+    extras = [name for name in names if ".dist-info/" not in name and not name.endswith(kinds)]
+    if extras or b"Root-Is-Purelib: true" not in record:
+        sys.exit(f"{wheel.name}: expected Python alone, found {extras or record.decode()}")
+    print(f"== {wheel.name}: runs on any system ({wheel.stat().st_size / 1e6:.1f} MB)")
 
 
 def platform_in(text: str) -> tuple[int, int, str]:

@@ -144,16 +144,38 @@ def test_source_archive_holds_what_a_build_needs(built: Path) -> None:
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "."],  # as pip install does
-        ["setup.py", "build_ext", "--inplace"],  # as make does
-    ],
-)
-def test_a_build_without_a_compiler_says_what_to_install(
-    checkout: Path, tmp_path: Path, command: list[str]
+def test_a_wheel_that_was_built_without_a_compiler_is_for_one_rank(
+    checkout: Path, tmp_path: Path
 ) -> None:
+    build = ["pip", "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "."]
+    result = python("-m", *build, env=without_compilers(tmp_path / "bin"), cwd=checkout)
+    assert result.returncode == 0, result.stderr
+    notice = "without the native library: no C++ compiler: looked for g++"
+    assert notice in result.stdout + result.stderr
+    (pure,) = tmp_path.glob("*-py3-none-any.whl")
+    site = tmp_path / "site"
+    with zipfile.ZipFile(pure) as archive:
+        archive.extractall(site)
+        assert not [name for name in archive.namelist() if name.endswith(".so")]
+    script = ["-c", "import numpy, ringar; ringar.init(); print(ringar.allreduce(numpy.ones(2)))"]
+    settings: dict[str, object] = {
+        "env": {**os.environ, "PYTHONPATH": str(site)},
+        "cwd": tmp_path,
+    }
+    process = python(*script, **settings)
+    assert process.stdout == "[1. 1.]\n", process.stderr
+    (warning,) = process.stderr.splitlines()
+    assert re.search("this rank trains alone, without .* py3-none-any.* install g", warning)
+    ranks = ["-m", "ringar.launchers", "-np", "2", sys.executable]
+    job = python(*ranks, *script, **settings)
+    assert job.returncode != 0
+    assert "expected ringar's native library for a job of several ranks" in job.stderr
+
+
+def test_a_build_in_place_without_a_compiler_says_what_to_install(
+    checkout: Path, tmp_path: Path
+) -> None:
+    command = ["setup.py", "build_ext", "--inplace"]  # as make does
     result = python(*command, env=without_compilers(tmp_path / "bin"), cwd=checkout)
     assert result.returncode != 0
     output = result.stdout + result.stderr

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringar.job import other_launchers
+from ringar.job.one_rank.absence import is_linux
 from ringar.launchers.command_line import completion, config_file, first_process
 from ringar.launchers.command_line import options as options_module
 from ringar.launchers.elastic import first_plan
@@ -83,6 +84,13 @@ def _calibration(request: Request) -> Request:
 
 
 def _run(request: Request) -> int:
+    if not is_linux():
+        from ringar.launchers.start import one_rank
+
+        code = one_rank.run(request, os.environ)
+        if request.timeline and not request.dry_run:
+            _merge_timeline(request.timeline, 1)
+        return code
     if first_plan.is_wanted(request):
         if request.max_failures:
             raise UsageError(

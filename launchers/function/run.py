@@ -12,8 +12,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ringar.errors import DeadlineError
+from ringar.errors import DeadlineError, UnsupportedError
 from ringar.job import nvidia
+from ringar.job.one_rank.absence import absence_of_system, is_linux
 from ringar.launchers.command_line import config_file
 from ringar.launchers.command_line import options as options_module
 from ringar.launchers.elastic import first_plan
@@ -79,10 +80,16 @@ def run(
         RankError: a rank was killed, its result cannot be pickled, or nothing could be started.
         RuntimeError: this process is a rank itself.
         TypeError: `function` or its arguments cannot be pickled.
+        UnsupportedError: this system has one rank only, as macOS and Windows.
         ValueError: an option of the launcher is wrong.
         Exception: the error of the rank that failed first, with its class. Its cause, a
             `RankError`, has the rank and its traceback.
     """
+    if not is_linux():
+        raise UnsupportedError(
+            f"ringar.run: expected a system with ranks: {absence_of_system().text()} Call the "
+            "function itself: it is the one rank here."
+        )
     _refuse_inside_a_job()
     message = outcomes.message(function, args, kwargs)
     elastic = {"--min-np": min_np, "--max-np": max_np}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import socket
 import struct
@@ -18,6 +17,8 @@ _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
 
 def of_interfaces() -> dict[str, list[str]]:
     """Return the addresses of each network interface: first IPv4, then IPv6."""
+    import fcntl  # which Windows lacks
+
     interfaces: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for name, addresses in interfaces.items():

@@ -8,12 +8,10 @@ does the same for a rank that was killed by a signal, which mpirun might not eve
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
 import stat
-import termios
 import time
 
 from ringar.launchers.plan.job_plan import RankPlan
@@ -134,4 +132,7 @@ def _unread(fd: int) -> bool:
     """Return whether the pipe `fd` holds bytes that its reader has not read yet."""
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return False
+    import fcntl  # which Windows lacks, as the next
+    import termios
+
     return any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))

@@ -11,19 +11,25 @@ from types import FrameType
 
 _SAME = 0.2  # seconds
 
-USER = (signal.SIGUSR1, signal.SIGUSR2)
+
+def _number(name: str) -> int:
+    # Windows lacks most, and imports this file to say which systems have more than one rank.
+    return int(getattr(signal, name, 0))
+
+
+USER = (_number("SIGUSR1"), _number("SIGUSR2"))
 """The signals that are passed on to ranks with a handler for them."""
 
-JOB_CONTROL = (signal.SIGTSTP, signal.SIGCONT)
+JOB_CONTROL = (_number("SIGTSTP"), _number("SIGCONT"))
 """The signals of Ctrl-Z, and of `fg` after it."""
 
-ASK = signal.SIGALRM
+ASK = _number("SIGALRM")
 """Asks guards to stop their ranks, which then have the time of `--kill-grace`.
 
 srun and Open MPI's mpirun from version 5 pass it on and, unlike after SIGTERM, leave the job alone.
 """
 
-ASK_OF_OTHERS = signal.SIGUSR1
+ASK_OF_OTHERS = _number("SIGUSR1")
 """The same for hydra, which passes on no other signal, and for Open MPI 4."""
 
 

@@ -63,6 +63,8 @@ def host_call(
         outputs = tf.nest.flatten(tf.numpy_function(noted, tensors, dtypes))[: len(results)]
         return [tf.ensure_shape(o, spec.shape) for o, spec in zip(outputs, results, strict=True)]
     call = Call("window", name=name)
+    if (why := native.absence()) is not None:
+        raise UnsupportedError(why.refusal(f"{name} in a step that XLA compiles"))
     if compiled.target_device() == "GPU":
         raise UnsupportedError(
             call.refusal(

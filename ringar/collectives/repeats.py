@@ -44,7 +44,7 @@ def remember(value: Array | None, arguments: tuple[Any, ...], call: Call) -> Non
         arguments: as of `find`; empty for a call that cannot be repeated.
         call: the call of these arguments.
     """
-    if not arguments or not tensorflow.is_eager():
+    if not arguments or native.absence() or not tensorflow.is_eager():
         return
     try:
         hash(arguments)

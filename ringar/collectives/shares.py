@@ -126,7 +126,7 @@ def allreduce(
 
 def _run(call: Call, control: Control, values: list[tf.Tensor], size: int) -> Sequence[tf.Tensor]:
     dtype = values[0].dtype if values else tf.float32
-    if compiled.is_for_gpu():
+    if compiled.is_for_gpu() or (compiled.is_compiling() and native.absence() is not None):
         return _run_in_graph(call, control, values, size)
     call = dataclasses.replace(call, shares=control.key)
     vector, *results = run_tensors(call, [control.vector(dtype), *values])

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringar.collectives import call as calls
-from ringar.collectives import compiled, order
+from ringar.collectives import compiled, one_rank, order
 from ringar.collectives.call import Call
 from ringar.collectives.collective import COLLECTIVES, NO_SPLITS, Collective, Splits
 from ringar.job import native
@@ -89,6 +89,8 @@ def run_tensors(
     """
     collective = COLLECTIVES[call.collective]
     order.check_session_graph(call)
+    if native.absence() is not None:
+        return _differentiable(collective, call, tensors, lambda x: one_rank.run(call, x, splits))
     if compiled.is_compiling():
         assert splits is NO_SPLITS, f"compiled {call.collective} with {splits}"
         return _run_compiled(collective, call, tensors)
@@ -156,17 +158,31 @@ def _run_compiled(
         reduced = _run_compiled(collective, bare, scaled)
         return [tensor * tf.constant(call.postscale, dtype) for tensor in reduced]
 
-    @tf.custom_gradient
-    def differentiable(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+    def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         shapes = [compiled.static_shape(t, call) for t in inputs]
         results = [
             tf.TensorSpec(collective.output_shape(call, shape), tensor.dtype)
             for shape, tensor in zip(shapes, inputs, strict=True)
         ]
-        outputs = compiled.run(call.spec(inputs[0].dtype.name, shapes), inputs, results)
+        return compiled.run(call.spec(inputs[0].dtype.name, shapes), inputs, results)
+
+    return _differentiable(collective, call, tensors, forward)
+
+
+def _differentiable(
+    collective: Collective,
+    call: Call,
+    tensors: Sequence[tf.Tensor],
+    forward: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """Return `forward(tensors)` with the gradient of a collective, which is no op of its own."""
+
+    @tf.custom_gradient
+    def differentiable(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+        outputs = forward(inputs)
 
         def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            gradients = _upstream_of(outputs, upstream)
+            gradients = _upstream_of(outputs[: len(inputs)], upstream)
             return list(collective.gradient(Backward(call, list(inputs), outputs, gradients)))
 
         return outputs, backward

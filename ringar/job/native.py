@@ -16,8 +16,11 @@ import numpy.typing as npt
 
 from ringar import errors
 from ringar.job import log, tensorflow
+from ringar.job.memory import Memory
 from ringar.job.native_config import Config as Config
 from ringar.job.native_config import int64s
+from ringar.job.one_rank import absence as absences
+from ringar.job.one_rank.library import Library
 
 PATH = pathlib.Path(__file__).parents[1] / "libringar.so"
 OPS_PATH = PATH.with_name("libringar_tensorflow.so")
@@ -54,9 +57,21 @@ def _warn(text: bytes) -> None:
 
 
 @functools.cache
+def absence() -> absences.Absence | None:
+    """Return why this installation has no library, and is for one rank; None: it has one."""
+    return absences.absence(PATH)
+
+
+@functools.cache
 def ops() -> ModuleType:
-    """Import TensorFlow, and return the ops of the library, as functions."""
+    """Import TensorFlow, and return the ops of the library, as functions.
+
+    Raises:
+        UnsupportedError: this installation has no library.
+    """
     tf = tensorflow.load()
+    if (why := absence()) is not None:
+        raise errors.UnsupportedError(why.refusal("an op of its own"))
     lib = library()  # first: it must be in the process when TensorFlow opens the other
     module: ModuleType = tf.load_op_library(str(OPS_PATH))
     if not lib.ringar_has_tensorflow_ops():
@@ -105,8 +120,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
-    """Return the library's C interface (tf_ops/include/ringar.h)."""
+def library() -> Any:
+    """Return the library's C interface (tf_ops/include/ringar.h), or what answers in its place."""
+    if (why := absence()) is not None:
+        return Library(why)
     if not PATH.exists():
         raise ImportError(
             f"expected the native library at {PATH}, found none. "
@@ -170,16 +187,6 @@ def _describe_numpy(
         [array.shape for array in inputs],
         None if outputs is None else [array.ctypes.data for array in outputs],
     )
-
-
-class Memory:
-    """Describe memory of the library to NumPy; an array on it keeps the owner alive."""
-
-    def __init__(self, address: int, size: int, owner: object) -> None:
-        self._owner = owner
-        self.__array_interface__ = {
-            "data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3,
-        }  # fmt: skip
 
 
 class _PoolHandle:

@@ -6,7 +6,8 @@ import ctypes
 
 import numpy as np
 
-from ringar.job.native import Memory, check, library
+from ringar.job.memory import Memory
+from ringar.job.native import check, library
 
 GET, PUT, ADD, ATOMIC_ADD, RACY_ADD, FETCH_ADD, VERSIONS = range(7)
 """The kinds of access to a window: `ringar_access` of ringar.h."""

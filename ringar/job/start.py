@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
+import logging
 import os
 from collections.abc import Callable
 
-from ringar.errors import DeadlineError, PeerLostError
+from ringar.errors import DeadlineError, PeerLostError, UnsupportedError
 from ringar.job import (
     calibration,
     gpus,
@@ -28,6 +30,7 @@ from ringar.job import (
     threads,
     timeline,
 )
+from ringar.job.one_rank.absence import Absence
 
 _log = log.logger(__name__)
 _joined: mpi.Place | None = None  # in a job that MPI has started
@@ -85,6 +88,7 @@ def init(
         )
         return
     config = place.read_config(os.environ, deadline, stall_warning, start_timeout)
+    _look_for_library(config)
     if membership.is_by_launcher():
         _enter_world(config, intra_op_threads, inter_op_threads)
         return
@@ -95,6 +99,28 @@ def init(
             if not membership.is_by_mpi():
                 raise
             _log.info("%s; meeting again", error)
+
+
+def _look_for_library(config: native.Config) -> None:
+    """Refuse a job of several ranks where there is no native library; warn if there could be one.
+
+    Otherwise each rank would train alone.
+    """
+    why = native.absence()
+    if why is None:
+        return
+    by_mpi = "RINGAR_RANK" not in os.environ and mpi.started_by_mpi(os.environ)
+    if config.size > 1 or by_mpi or membership.is_by_launcher():
+        raise UnsupportedError(
+            f"rank {config.rank} | ringar.init: {why.refusal('a job of several ranks')}"
+        )
+    _tell_of_absence(why)
+
+
+@functools.cache
+def _tell_of_absence(why: Absence) -> None:
+    level = logging.WARNING if why.is_fixable else logging.INFO
+    _log.log(level, "this rank trains alone, without ringar's native library: %s", why.text())
 
 
 def _meet(config: native.Config, intra_op: int | None, inter_op: int | None) -> None:
@@ -178,7 +204,8 @@ def _prepare(config: native.Config, intra_op: int | None, inter_op: int | None) 
 
 
 def _load_ops() -> None:
-    native.ops()
+    if native.absence() is None:
+        native.ops()
 
 
 def _start(config: native.Config, joined: mpi.Place | None) -> None:
@@ -254,4 +281,5 @@ def _at_exit() -> None:
 
 
 atexit.register(_at_exit)
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_forget)

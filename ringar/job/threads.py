@@ -32,6 +32,13 @@ BOUND_CPUS_VARIABLE = "RINGAR_BOUND_CPUS"
 _MIN_INTER_OP = 2
 
 
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # on Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def cores(local_size: int = 1) -> int:
     """Return the number of cores that this rank should use.
 
@@ -42,7 +49,7 @@ def cores(local_size: int = 1) -> int:
         All CPUs of this process if the launcher has bound it to CPUs, else its share of them; at
         least 1.
     """
-    usable = _cpus()
+    usable = usable_cpus()
     # A bound process sees only its own CPUs. Dividing them once more would leave cores idle.
     if bound := os.environ.get(BOUND_CPUS_VARIABLE, ""):
         return min(usable, int(bound)) if bound.isdigit() else usable
@@ -57,13 +64,7 @@ def quota() -> float:
 def are_cores_shared(local_size: int) -> bool:
     """Return whether `local_size` ranks have less than a core each, by affinity and quota."""
     is_bound = bool(os.environ.get(BOUND_CPUS_VARIABLE))
-    return local_size > quota() or (not is_bound and local_size > _cpus())
-
-
-def _cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return local_size > quota() or (not is_bound and local_size > usable_cpus())
 
 
 def configure(

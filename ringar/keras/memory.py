@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from ringar.collectives.dtypes import ITEM_BYTES
+from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.keras.optimizer_copy import copy_of
 from ringar.keras.sharded import STAGES, check_elementwise
@@ -115,12 +116,18 @@ def memory_report(
 
     Raises:
         ValueError: the model is not built, there is no optimizer, or it needs whole variables.
+        UnsupportedError: the system is another one than Linux, and tells less of its memory.
 
     Example:
     ```python
     print(ringar.memory_report(model, "adam", batch=x[:32]))
     ```
     """
+    if sys.platform != "linux":
+        raise UnsupportedError(
+            "ringar.memory_report: expected Linux, which tells what memory a process has and may "
+            f"take; received {sys.platform}. Call it on a machine that will train."
+        )
     optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
     if not model.built or optimizer is None:
         raise ValueError(
@@ -214,6 +221,8 @@ def _status(name: str) -> int:
 
 
 def _available() -> int:
+    import resource  # which Windows lacks
+
     with open("/proc/meminfo") as file:
         free = next(line for line in file if line.startswith("MemAvailable"))
     ranks = place.local_size() if place.is_initialized() else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping, MutableMapping
 from typing import TypedDict
 
@@ -42,7 +43,7 @@ def publish(environ: MutableMapping[str, str]) -> None:
         elif of_launcher in environ:
             environ[name] = environ[of_launcher]
     if "HOROVOD_RANK" in environ:  # horovodrun has set the name that the user gave to -H
-        environ.setdefault("HOROVOD_HOSTNAME", os.uname().nodename)
+        environ.setdefault("HOROVOD_HOSTNAME", platform.node())
     if membership.is_elastic():
         environ["HOROVOD_ELASTIC"] = "1"
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -103,6 +104,11 @@ class OnDisk(Offload):
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__(folder)
+        if not hasattr(os, "preadv"):
+            raise UnsupportedError(
+                'DistributedOptimizer(offload="disk"): expected a system that reads and writes a '
+                f"file at a position, such as Linux; received {sys.platform}. Leave out `offload`."
+            )
         self._file: IO[bytes] | None = None
         self._bytes = 0
         self._failure: OSError | None = None
@@ -162,7 +168,10 @@ class OnDisk(Offload):
         if self._file is None:
             # Open as long as the optimizer lives.
             self._file = tempfile.TemporaryFile(prefix="ringar-slots-", dir=self._folder)  # noqa: SIM115
-        os.posix_fallocate(self._file.fileno(), begin, max(nbytes, 1))
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._file.fileno(), begin, max(nbytes, 1))
+        else:  # on macOS, where a full disk shows in a later step
+            os.ftruncate(self._file.fileno(), self._bytes)
         return begin
 
     def read(self, begin: int, array: np.ndarray) -> np.ndarray:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
+from ringar.job import threads
 from ringar.job.process_sets import ProcessSet
 from ringar.parallel.scan import stages, tree
 from ringar.parallel.scan.depth import Depth, numpy_call, pack
@@ -214,12 +214,9 @@ class _Work:
 @functools.cache
 def pool() -> concurrent.futures.ThreadPoolExecutor:
     """Return a pool of threads. SciPy releases the GIL in products."""
-    return concurrent.futures.ThreadPoolExecutor(cores(), thread_name_prefix="ringar-scan")
-
-
-def cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return concurrent.futures.ThreadPoolExecutor(
+        threads.usable_cpus(), thread_name_prefix="ringar-scan"
+    )
 
 
 def add(left: tf.Tensor | None, right: tf.Tensor | None) -> tf.Tensor | None:

@@ -11,9 +11,10 @@ import keras
 import tensorflow as tf
 
 from ringar.collectives.dtypes import Examples
+from ringar.job import threads
 from ringar.job.process_sets import ProcessSet
 from ringar.parallel.scan import counting, depth, stages
-from ringar.parallel.scan.backward import Scan, add, cores
+from ringar.parallel.scan.backward import Scan, add
 from ringar.parallel.scan.elements import Element
 from ringar.parallel.scan.sparse import csr, scipy_sparse
 
@@ -198,7 +199,7 @@ class Sequential(keras.Sequential):
         if self.chosen_levels is None:
             sample = [_first(element, rows) for element in elements]
             counter = counting.Counter(sample, scale=rows)
-            self.chosen_levels = counting.choose(counter, workers=cores())
+            self.chosen_levels = counting.choose(counter, workers=threads.usable_cpus())
         return self.chosen_levels
 
     def _input(self, x: Any) -> Any:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringar.job import threads
 from ringar.research.sparse.matrices import offsets_of, scipy_sparse
 from ringar.research.sparse.reading import readers, words_of
 
@@ -159,6 +160,8 @@ def _mtkahypar() -> Any:
     """Return the initializer of Mt-KaHyPar, of which a process has one."""
     import mtkahypar
 
+    if not hasattr(os, "sched_getaffinity"):  # on other systems than Linux
+        return mtkahypar.initialize(threads.usable_cpus(), False)
     cores = os.sched_getaffinity(0)
     instance = mtkahypar.initialize(len(cores), False)
     os.sched_setaffinity(0, cores)  # it binds the thread that calls it

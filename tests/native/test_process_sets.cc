@@ -54,7 +54,6 @@ std::vector<int> added(Engine& engine, const std::vector<Members>& sets) {
 
 // Each rank issues first what the rank before it issues last.
 void run_in_a_circle(Rank& me) {
-  me.config.deadline = limit(3);
   const auto engine = me.start();
   const std::vector<Members> sets{{0, 1}, {1, 2}, {0, 2}};
   const std::vector<int> ids = added(*engine, sets);
@@ -81,7 +80,6 @@ TEST(process_sets_in_a_circle) {
 // The threads of two sets, which start in another order on each rank.
 TEST(process_sets_of_two_threads) {
   on_threads(2, [](Rank& me) {
-    me.config.deadline = limit(3);
     const auto engine = me.start();
     const Members pair{0, 1};
     const std::vector<int> ids = added(*engine, {pair, pair});
@@ -105,7 +103,6 @@ TEST(process_sets_of_two_threads) {
 // A long collective waits for a rank, while those of another set come and go.
 TEST(process_sets_overtake_each_other) {
   on_processes(2, [](Rank& me) {
-    me.config.deadline = limit(3);
     const auto engine = me.start();
     const Members pair{0, 1};
     const std::vector<int> ids = added(*engine, {pair, pair});

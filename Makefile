@@ -54,7 +54,7 @@ ZOO := tests/keras/test_zoo.py
 # at least three times what the step takes on two cores. Deadlines that catch a hang belong to tests.
 PLAIN_LIMIT ?= 5400
 RANKS_LIMIT ?= 1800
-NATIVE_LIMIT ?= 2700
+NATIVE_LIMIT ?= 1800
 LIMIT := timeout --kill-after=20
 
 # Each run of pytest leaves its times here as JUnit XML: `.ci/run` prints the slowest tests of all.

@@ -1,5 +1,7 @@
 #include "numbers.h"
 
+#include "check.h"
+
 namespace ringar::test {
 namespace {
 
@@ -90,6 +92,21 @@ Bytes small_numbers(DataType dtype, size_t elements, uint64_t seed) {
   const uint64_t numbers[] = {bits_of(dtype, 0.5), bits_of(dtype, 1), bits_of(dtype, -0.5),
                               bits_of(dtype, -1)};
   return elements_of(dtype, elements, [&](uint64_t* words) { words[0] = numbers[random() % 4]; });
+}
+
+Bytes copies_of(float value, size_t elements) {
+  Bytes bytes(elements * sizeof value);
+  for (size_t at = 0; at < bytes.size(); at += sizeof value)
+    std::memcpy(bytes.data() + at, &value, sizeof value);
+  return bytes;
+}
+
+void expect_copies_of(float value, const Bytes& floats) {
+  for (size_t at = 0; at < floats.size(); at += sizeof value) {
+    float received;
+    std::memcpy(&received, floats.data() + at, sizeof received);
+    if (received != value) EXPECT_EQ(received, value);
+  }
 }
 
 }  // namespace ringar::test

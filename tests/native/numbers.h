@@ -21,6 +21,10 @@ Bytes random_bytes(DataType dtype, size_t elements, uint64_t seed, int special =
 // Floating dtypes: 0.5 and 1, of either sign: sums and products of a few are exact.
 Bytes small_numbers(DataType dtype, size_t elements, uint64_t seed);
 
+Bytes copies_of(float value, size_t elements);
+// All elements of `floats` are `value`.
+void expect_copies_of(float value, const Bytes& floats);
+
 // One call, where == of two vectors of std::byte takes them one by one.
 inline bool same_bytes(const void* a, const void* b, size_t bytes) {
   return bytes == 0 || std::memcmp(a, b, bytes) == 0;

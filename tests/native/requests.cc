@@ -1,7 +1,6 @@
 #include "requests.h"
 
 #include <atomic>
-#include <cstring>
 
 #include "check.h"
 
@@ -77,22 +76,12 @@ std::string allreduce_spec(const std::string& name, const std::string& dtype) {
 }
 
 void add_ones(TestRequest& request, int rank, size_t elements, Output where) {
-  const std::vector<float> values(elements, static_cast<float>(rank + 1));
-  Bytes bytes(elements * sizeof(float));
-  if (elements > 0) std::memcpy(bytes.data(), values.data(), bytes.size());
+  const Bytes bytes = copies_of(static_cast<float>(rank + 1), elements);
   request.add(bytes, {static_cast<int64_t>(elements)}, where, bytes.size());
 }
 
 void expect_sum_of_ranks(const TestRequest& request, int size) {
-  const Bytes bytes = request.output(0);
-  const std::vector<float> sums(bytes.size() / sizeof(float),
-                                static_cast<float>(size * (size + 1) / 2));
-  if (same_bytes(bytes.data(), sums.data(), bytes.size())) return;
-  for (size_t at = 0; at < bytes.size(); at += sizeof(float)) {
-    float value;
-    std::memcpy(&value, bytes.data() + at, sizeof value);
-    EXPECT_EQ(value, sums[0]);
-  }
+  expect_copies_of(static_cast<float>(size * (size + 1) / 2), request.output(0));
 }
 
 }  // namespace ringar::test

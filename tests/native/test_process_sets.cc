@@ -1,7 +1,6 @@
 // Process sets that a rank is in at once: none waits for another one. And how they come and go.
 
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -34,12 +33,7 @@ class OfSet : public TestRequest {
   void expect_sum() const {
     float expected = 0;
     for (int rank : members_) expected += static_cast<float>(rank + 1);
-    const Bytes bytes = output(0);
-    for (size_t at = 0; at < bytes.size(); at += sizeof(float)) {
-      float value = 0;
-      std::memcpy(&value, bytes.data() + at, sizeof value);
-      EXPECT_EQ(value, expected);
-    }
+    expect_copies_of(expected, output(0));
   }
 
  private:

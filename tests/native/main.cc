@@ -130,7 +130,8 @@ void run_tests(Progress& progress, int job, int argc, char** argv) {
 pid_t start_job(Progress& progress, int job, int argc, char** argv) {
   progress.current[job].store(Progress::kNone);
   const pid_t pid = fork();
-  if (pid != 0) return pid;
+  if (pid < 0) std::abort();
+  if (pid > 0) return pid;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   run_tests(progress, job, argc, argv);
   std::exit(0);

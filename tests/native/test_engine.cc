@@ -41,7 +41,7 @@ TEST(engine_keeps_the_order_of_each_thread) {
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
       std::vector<std::unique_ptr<TestRequest>> requests;
-      for (int i = 0; i < 200; ++i) {
+      for (int i = 0; i < 100; ++i) {
         requests.push_back(ones("x", t, (i + t) % 7 == 0 ? kLong : kShort));
         engine.submit(requests.back().get());
         if (i % 50 != 49) continue;

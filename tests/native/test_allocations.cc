@@ -61,7 +61,7 @@ TEST(engine_allocates_nothing_in_the_steady_state) {
     for (const char* text : {"allreduce dtype=float32 op=sum root=0 set=0 prescale=1 postscale=0.5 "
                              "name=a name that is longer than a short string holds by itself",
                              "broadcast dtype=float32 root=0 set=0 name=b"})
-      for (size_t bytes : {64, 40'000, 3'000'000}) {
+      for (size_t bytes : {64, 40'000, 1'200'000}) {
         Spec spec;
         EXPECT_OK(Spec::parse(text, &spec));
         Bytes memory(bytes, std::byte{0});

@@ -16,7 +16,7 @@ namespace ringar::test {
 namespace {
 
 constexpr size_t kShort = 3;
-constexpr size_t kLong = 400'000;  // elements: more than a caller's thread runs itself
+constexpr size_t kLong = 270'000;  // elements: more than a caller's thread runs itself
 
 ringar_config config_of_one() {
   ringar_config config{};

@@ -79,8 +79,8 @@ TEST(between_hosts_a_broken_process_set_stays) {
     if (me.rank == 0) EXPECT_EQ(barrier(*engine, id).code(), RINGAR_DEADLINE);
     me.meet(0);
     const Status refused = engine->remove_process_set(id);
-    EXPECT_EQ(refused.code(), RINGAR_MISMATCH);
     EXPECT_CONTAINS(refused.message(), "rank 0: remove_process_set \"1\", refused: expected");
+    EXPECT_EQ(refused.code(), RINGAR_MISMATCH);
     me.meet(1);
   });
 }

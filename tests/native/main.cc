@@ -142,10 +142,10 @@ void run_jobs(Progress& progress, int jobs, int argc, char** argv) {
   for (int job = 0; job < jobs; ++job) running_jobs[start_job(progress, job, argc, argv)] = job;
   while (!running_jobs.empty()) {
     int status = 0;
-    const auto ended = running_jobs.find(waitpid(-1, &status, 0));
-    if (ended == running_jobs.end()) std::abort();
-    const int job = ended->second;
-    running_jobs.erase(ended);
+    const auto worker = running_jobs.find(waitpid(-1, &status, 0));
+    if (worker == running_jobs.end()) std::abort();
+    const int job = worker->second;
+    running_jobs.erase(worker);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
     ++progress.failed;
     const size_t test = progress.current[job].load();

@@ -64,7 +64,7 @@ class Recv : public TestRequest {
     return received_[index].empty() ? &nothing : received_[index].data();
   }
   void expect(const Dims& dims, uint64_t seed = 0, size_t index = 0) const {
-    EXPECT(received_[index] == random_bytes(spec.dtype, elements(dims), seed));
+    EXPECT(same_bytes(received_[index], random_bytes(spec.dtype, elements(dims), seed)));
   }
 
  private:

@@ -10,10 +10,9 @@
 #include <vector>
 
 #include "engine/request.h"
+#include "numbers.h"
 
 namespace ringar::test {
-
-using Bytes = std::vector<std::byte>;
 
 struct OwnedSpec {
   Spec value;
@@ -67,13 +66,6 @@ class TestRequest : private OwnedSpec, public Request {
   int place_ = -1;
   Status status_;
 };
-
-// Bytes that depend on `seed` alone. Floating dtypes: mostly numbers around 1, `special` of 256 of
-// them anything that fits in the bits, NaN and infinities included.
-Bytes random_bytes(DataType dtype, size_t elements, uint64_t seed, int special = 8);
-
-// Floating dtypes: 0.5 and 1, of either sign: sums and products of a few are exact.
-Bytes small_numbers(DataType dtype, size_t elements, uint64_t seed);
 
 // The same allreduce on every rank, of elements that are all rank + 1.
 std::string allreduce_spec(const std::string& name, const std::string& dtype = "float32");

@@ -209,28 +209,23 @@ TEST(on_gpus_of_several_hosts) {
     });
 }
 
-// More than two blocks of 4 MiB per rail.
+// More than two blocks of 4 MiB per rail: the third takes the buffers of the first.
 TEST(on_gpus_of_several_hosts_in_blocks) {
-  for (const Hosts& hosts : {Hosts{{1, 1}}, Hosts{{2, 1}}})
-    on_processes(hosts, [](Rank& me) {
-      {
-        const auto engine = start_with_gpu(me);
-        TestRequest request(
-            "allreduce dtype=float32 op=sum postscale=0.5 algorithm=hierarchical name=x");
-        request.gpu.emplace();
-        for (size_t elements : {3'000'001, 17, 500'000})
-          add_ones(request, me.rank, elements, Output::kInPlace);
-        EXPECT_OK(engine->run(request));
-        EXPECT_OK(engine->synchronize_gpu());
-        const float sum = static_cast<float>(me.size * (me.size + 1)) / 4;
-        for (size_t i = 0; i < 3; ++i) {
-          const Bytes bytes = request.output(i);
-          const auto* const values = reinterpret_cast<const float*>(bytes.data());
-          for (size_t k = 0; k < bytes.size() / sizeof(float); ++k) EXPECT_EQ(values[k], sum);
-        }
-      }
-      expect_clean_gpu();
-    });
+  on_processes(Hosts{{2, 1}}, [](Rank& me) {
+    {
+      const auto engine = start_with_gpu(me);
+      TestRequest request(
+          "allreduce dtype=float32 op=sum postscale=0.5 algorithm=hierarchical name=x");
+      request.gpu.emplace();
+      for (size_t elements : {1'900'001, 17, 300'000})
+        add_ones(request, me.rank, elements, Output::kInPlace);
+      EXPECT_OK(engine->run(request));
+      EXPECT_OK(engine->synchronize_gpu());
+      const float sum = static_cast<float>(me.size * (me.size + 1)) / 4;
+      for (size_t i = 0; i < 3; ++i) expect_copies_of(sum, request.output(i));
+    }
+    expect_clean_gpu();
+  });
 }
 
 }  // namespace

@@ -174,7 +174,7 @@ void check_death(bool sends) {
     } else {
       expect_loss(unanswered.wait(), "rank 0 | recv from rank 1", "rank 1 has died");
     }
-    EXPECT(seconds_since(start) < 5);
+    EXPECT(seconds_since(start) < 15);
     last.expect({7}, 7);
     EXPECT(engine->has_failed());
     me.add(1);
@@ -235,7 +235,7 @@ TEST(messages_have_a_deadline) {
     EXPECT_EQ(status.code(), RINGAR_DEADLINE);
     EXPECT_CONTAINS(status.message(), "rank 0 | recv \"loss\" from rank 1 of float32[?,2]: ");
     EXPECT_CONTAINS(status.message(), "deadline of 0.4 s, still waiting for rank 1");
-    EXPECT(seconds_since(start) < 5);
+    EXPECT(seconds_since(start) < 15);
     EXPECT(engine->has_failed());
     for (int i = 0; i < 3; ++i) {
       Send send(1);
@@ -290,7 +290,7 @@ TEST(messages_end_when_the_engine_stops) {
     const auto start = std::chrono::steady_clock::now();
     engine->stop();
     waiting.join();
-    EXPECT(seconds_since(start) < 5);
+    EXPECT(seconds_since(start) < 15);
     const std::string why = "this rank shut ringar down before rank 1 took part";
     EXPECT_CONTAINS(posted.wait().message(), "rank 0 | recv from rank 1");
     EXPECT_CONTAINS(posted.wait().message(), why);

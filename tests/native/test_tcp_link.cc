@@ -17,18 +17,16 @@
 #include "check.h"
 #include "links/sha256.h"
 #include "links/tcp.h"
+#include "numbers.h"
 
 namespace ringar::test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Buffer = std::vector<std::byte>;
+using Buffer = Bytes;
 
-Buffer pattern(size_t bytes, unsigned seed) {
-  std::mt19937 random(seed);
-  Buffer buffer(bytes);
-  for (std::byte& byte : buffer) byte = static_cast<std::byte>(random());
-  return buffer;
+Buffer pattern(size_t bytes, uint64_t seed) {
+  return random_bytes(DataType::kUint8, bytes, seed);
 }
 
 std::string hex(const Digest& digest) {
@@ -138,7 +136,7 @@ TEST(tcp_link_carries_messages_of_any_length) {
       EXPECT_OK(links.wait(0, received_0));
       EXPECT_OK(links.wait(0, sent_0));
       EXPECT_OK(links.wait(1, sent_1));
-      EXPECT(at_1 == forth && at_0 == back);
+      EXPECT(same_bytes(at_1, forth) && same_bytes(at_0, back));
     }
   }
 }

@@ -134,7 +134,7 @@ TEST(tickets_of_a_failed_step_are_over_for_callers_that_wait) {
 // Nobody tells that an op of TensorFlow has failed on whose result an announced collective waits.
 TEST(tickets_that_are_held_end_at_the_deadline) {
   on_threads(2, [](Rank& me) {
-    me.config.deadline = 0.5;
+    me.config.deadline = 2;  // which `next` must keep
     const auto engine = me.start();
     for (const bool waits : {false, true}) {
       const int64_t step = 1 + waits;

@@ -124,9 +124,9 @@ def main() -> None:
         for name in list(turns)[:: -1 if number % 2 else 1]:
             steps[name].append(turns[name]())
     weights = [weight for model in models.values() for weight in model.get_weights()]
-    wrong = sum(int(np.count_nonzero(~np.isfinite(weight))) for weight in weights)
-    wrong += weights_differ(models["ringar"])
-    write_report(options, ringar.rank(), {**steps, "wrong": wrong})
+    errors = sum(int(np.count_nonzero(~np.isfinite(weight))) for weight in weights)
+    errors += weights_differ(models["ringar"])
+    write_report(options, ringar.rank(), {**steps, "wrong": errors})
 
 
 if __name__ == "__main__":

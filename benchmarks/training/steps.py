@@ -59,16 +59,18 @@ def figures(reports: Reports) -> Row:
     plain processes' steps, step by step. `of_plain` and `of_bound` are the ratios of a turn's
     steps/s to those of its neighbour.
     """
-    plain = slowest(map(fmean, r["plain"]) for r in reports)
-    ours = slowest(map(fmean, r["ringar"]) for r in reports)
+    plain, ringar = (
+        slowest([fmean(steps) for steps in r[name]] for r in reports)
+        for name in ("plain", "ringar")
+    )
     by_turn = zip(*(r["plain"] for r in reports), strict=True)
     bound = [fmean(slowest(steps)) for steps in by_turn]
     figures = {
-        "seconds": ours,
+        "seconds": ringar,
         "plain": plain,
         "bound": bound,
-        "of_plain": [p / r for p, r in zip(plain, ours, strict=True)],
-        "of_bound": [b / r for b, r in zip(bound, ours, strict=True)],
+        "of_plain": [p / r for p, r in zip(plain, ringar, strict=True)],
+        "of_bound": [b / r for b, r in zip(bound, ringar, strict=True)],
     }
     row: Row = {name: median(values) for name, values in figures.items()}
     for name, prefix in (("seconds", ""), ("of_plain", "of_plain_"), ("of_bound", "of_bound_")):

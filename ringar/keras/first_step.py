@@ -53,15 +53,17 @@ def begin(
     trained = [variable for variable in variables or () if hasattr(variable, "assign")]
     if not trained or share.idle() is not None:
         return
-    has_state = hasattr(trained[0], "_ringar_has_begun")
+    ranks = or_all(exchange.reduction.process_set)
+    # Ranks that have trained the variables in smaller process sets differ from the others.
+    earlier: set[frozenset[int]] = getattr(trained[0], "_ringar_ranks", set())
+    has_state = any(earlier_ranks.issuperset(ranks.ranks) for earlier_ranks in earlier)
     if has_state and (optimizer is None or hasattr(exchange, "_ringar_has_begun")):
         return
-    ranks = or_all(exchange.reduction.process_set)
     if membership.is_elastic():
         _note_reduced(trained, exchange)
     if ranks.size() == 1 or membership.is_elastic():
         return
-    trained[0]._ringar_has_begun = True
+    trained[0]._ringar_ranks = earlier | {frozenset(ranks.ranks)}
     object.__setattr__(exchange, "_ringar_has_begun", True)
     step = share.current()
     if step is not None and step.is_watched:

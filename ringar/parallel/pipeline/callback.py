@@ -16,6 +16,7 @@ from ringar.errors import MismatchError
 from ringar.job import place
 from ringar.keras import checks, description, moving_statistics
 from ringar.keras.callbacks import Distributed
+from ringar.keras.save_on_signal import SaveOnSignal
 from ringar.keras.synchronize import average_logs, broadcast_model
 from ringar.sharding.grid import Grid
 
@@ -45,10 +46,11 @@ def add_alignment(callbacks: Any, grid: Grid) -> list[Any]:
     flat = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
     flat = [callback for callback in flat if callback is not None]
     for callback in flat:
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
+        if isinstance(callback, keras.callbacks.BackupAndRestore | SaveOnSignal):
             raise ValueError(
-                "`callbacks` must not have BackupAndRestore, which knows one module only. Use "
-                "ModelCheckpoint on all ranks, and Pipelined(keras.models.load_model(path))."
+                f"rank {place.rank()} | `callbacks` must not have {type(callback).__name__}, which "
+                "knows one module only. Use ModelCheckpoint on all ranks, and "
+                "Pipelined(keras.models.load_model(path))."
             )
     saving = [c for c in flat if isinstance(c, keras.callbacks.ModelCheckpoint)]
     for checkpoint in saving:  # Keras would make the folder on all ranks at once

@@ -84,6 +84,8 @@ def test_callbacks(open_grid: OpenGrid, rank: int, tmp_path: Path) -> None:
     data = nets.dataset(nets.batches(2))
     with pytest.raises(ValueError, match="must not have BackupAndRestore"):
         model.fit(data, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)], verbose=0)
+    with pytest.raises(ValueError, match="must not have SaveOnSignal"):
+        model.fit(data, callbacks=[ringar.callbacks.SaveOnSignal(tmp_path)], verbose=0)
     checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "new" / "model.keras")
     with pytest.raises(ValueError, match="the same checkpoints on every rank"):
         model.fit(data, callbacks=[checkpoint] if rank == 0 else [], verbose=0)

@@ -70,7 +70,8 @@ def absence(path: Path) -> Absence | None:
         return None
     return Absence(
         "it comes from the wheel py3-none-any, or was built where there was no C++ compiler",
-        "Install the wheel manylinux of the same version, or install g++ and then ringar again.",
+        "Build the wheel of this system in a checkout (make wheel), or install g++ and then "
+        "ringar again.",
         is_fixable=True,
     )
 

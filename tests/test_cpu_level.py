@@ -36,7 +36,7 @@ for dtype, size in (("float16", 2), ("bfloat16", 2), ("float32", 4), ("float64",
     array = np.frombuffer(random.bytes(100_003 * size), np.uint8)
     output = np.empty_like(array)
     dims = (ctypes.c_int64 * 1)(array.size // size)
-    call = native._Array(array.ctypes.data, output.ctypes.data, 1, dims)
+    call = native.Description(array.ctypes.data, output.ctypes.data, 1, ctypes.addressof(dims))
     spec = f"allreduce dtype={dtype} op=sum root=0 set=0 prescale=1.5 postscale=0.3 name=x"
     assert lib.ringar_run(spec.encode(), ctypes.byref(call), 1, None, 0, None, None, None) == 0
     sys.stdout.buffer.write(output.tobytes())

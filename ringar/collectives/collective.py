@@ -8,13 +8,13 @@ three ways carry the same line of text, the spec.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ringar.collectives.call import Call
+from ringar.collectives.dtypes import name_of
 from ringar.job import native
 
 if TYPE_CHECKING:
@@ -77,9 +77,4 @@ def run_arrays(call: Call, arrays: list[np.ndarray]) -> list[np.ndarray]:
     dtype, shapes = arrays[0].dtype, output_shapes(call, [array.shape for array in arrays])
     empty = native.empty if call.collective == "allreduce" else np.empty
     outputs = None if shapes is None else [empty(shape, dtype) for shape in shapes]
-    return native.run(call.spec(_name(dtype)), arrays, outputs)[0]
-
-
-@functools.cache
-def _name(dtype: np.dtype) -> str:
-    return dtype.name  # which NumPy composes, in several microseconds
+    return native.run(call.spec(name_of(dtype)), arrays, outputs)[0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringar.collectives.call import Call
+from ringar.collectives.dtypes import name_of
 
 if TYPE_CHECKING:
     import cupy
@@ -27,19 +28,27 @@ class Place:
         cupy: the module `cupy`.
         device: a `cupy.cuda.Device`.
         stream: a `cupy.cuda.Stream`.
+        is_current: whether both are current, as for most calls: then `with` has nothing to do.
     """
 
     cupy: ModuleType
     device: Any
     stream: Any
+    is_current: bool
 
     def __enter__(self) -> None:
-        self.device.__enter__()
-        self.stream.__enter__()
+        if not self.is_current:
+            self.device.__enter__()
+            self.stream.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self.stream.__exit__(*error)
-        self.device.__exit__(*error)
+        if not self.is_current:
+            self.stream.__exit__(*error)
+            self.device.__exit__(*error)
+
+    def on_another_thread(self) -> Place:
+        """Return the same place for a thread on which something else is current."""
+        return dataclasses.replace(self, is_current=False)
 
 
 def arrays_of(cupy: Any, call: Call, values: Iterable[Any]) -> list[Any]:
@@ -60,18 +69,39 @@ def _array_of(cupy: Any, call: Call, value: Any) -> Any:
     # host.
     if not on_host and hasattr(value, "__dlpack_device__") and hasattr(value, "__dlpack__"):
         on_host = int(value.__dlpack_device__()[0]) != _ON_CUDA
-        if not on_host:
-            return cupy.from_dlpack(value)
+        if not on_host and not _is_of_tensorflow(value):
+            return _exported(cupy, call, value)
     if hasattr(value, "__cuda_array_interface__"):
         return cupy.asarray(value)
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise TypeError(
         call.refusal(
             "a cupy.ndarray, or an array on a GPU with __dlpack__ or __cuda_array_interface__",
-            f"a {kind}{' in host memory' if on_host else ''}",
+            f"a {_kind_of(value)}{' in host memory' if on_host else ''}",
             f"ringar.{call.collective} takes NumPy arrays and TensorFlow tensors.",
         )
     )
+
+
+def _is_of_tensorflow(value: Any) -> bool:
+    """Return whether it is a tensor, which TensorFlow exports for no stream but its own."""
+    return type(value).__module__.startswith("tensorflow.")
+
+
+def _exported(cupy: Any, call: Call, value: Any) -> Any:
+    try:
+        return cupy.from_dlpack(value)
+    except Exception as error:  # of any library
+        raise TypeError(
+            call.refusal(
+                "an array that its library hands out by DLPack",
+                f"a {_kind_of(value)}, for which it raises {type(error).__name__}: {error}",
+                "Pass a cupy.ndarray.",
+            )
+        ) from error
+
+
+def _kind_of(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def place_of(cupy: Any, call: Call, arrays: Sequence[Any]) -> Place:
@@ -80,7 +110,7 @@ def place_of(cupy: Any, call: Call, arrays: Sequence[Any]) -> Place:
     Raises:
         ValueError: the arrays are on several GPUs.
     """
-    numbers = list(dict.fromkeys(array.device.id for array in arrays))
+    numbers = list({array.device.id: None for array in arrays})
     if len(numbers) > 1:
         raise ValueError(
             call.refusal(
@@ -89,9 +119,12 @@ def place_of(cupy: Any, call: Call, arrays: Sequence[Any]) -> Place:
                 "Copy them to one, or call once for each.",
             )
         )
+    device = cupy.cuda.Device()
+    if device.id == numbers[0]:
+        return Place(cupy, device, cupy.cuda.get_current_stream(), is_current=True)
     device = cupy.cuda.Device(numbers[0])
     with device:
-        return Place(cupy, device, cupy.cuda.get_current_stream())
+        return Place(cupy, device, cupy.cuda.get_current_stream(), is_current=False)
 
 
 def contiguous(place: Place, arrays: Iterable[Any]) -> list[Any]:
@@ -107,7 +140,7 @@ def dtypes_of(call: Call, arrays: Sequence[Any], dtype: str | None) -> list[str]
         TypeError: with "bfloat16", the elements of an array do not have two bytes.
     """
     if dtype is None:
-        return [array.dtype.name for array in arrays]
+        return [name_of(array.dtype) for array in arrays]
     if dtype != "bfloat16":
         raise ValueError(f'`dtype` must be None or "bfloat16". Received: dtype={dtype!r}')
     for array in arrays:

@@ -20,6 +20,7 @@ from ringar.collectives import collective as collectives
 from ringar.collectives.call import Call
 from ringar.cupy import device
 from ringar.cupy.arrays import Place, arrays_of, contiguous, dtypes_of, outputs_of, place_of
+from ringar.errors import RingarError
 from ringar.job import native, place
 from ringar.job.process_sets import ProcessSet
 
@@ -94,28 +95,37 @@ def run_group(
     results: list[Any] = [None] * len(arrays)
 
     def allocate(index: int, rows: int) -> int:
-        with place:  # the engine may ask on a thread of its own
+        with place.on_another_thread():  # the engine may ask on one of its own
             results[index] = _empty(place, (rows, *arrays[index].shape[1:]), arrays[index])
         return int(results[index].data.ptr)
 
-    shapes = collectives.output_shapes(call, [array.shape for array in arrays])
+    is_told = outputs is not None or not collectives.COLLECTIVES[call.collective].ranks_may_differ
+    shortage: MemoryError | None = None
     with place:
         if outputs is not None:
             results = list(outputs)
-        elif shapes is not None:
+        elif shapes := collectives.output_shapes(call, [array.shape for array in arrays]):
             pairs = zip(shapes, arrays, strict=True)
-            results = [_empty(place, tuple(shape), array) for shape, array in pairs]
-        received = native.run_on_gpu(
-            call.spec(inputs.dtypes[0]),
-            [array.data.ptr for array in arrays],
-            [array.shape for array in arrays],
-            None if shapes is None else [result.data.ptr for result in results],
-            allocate,
-            place.device.id,
-            place.stream.ptr,
-            splits=splits,
-            received_count=received_count,
-        )
+            try:
+                results = [_empty(place, tuple(shape), array) for shape, array in pairs]
+            except MemoryError as error:
+                shortage = error  # the engine refuses a call without outputs, on all ranks
+        try:
+            received = native.run_on_gpu(
+                call.spec(inputs.dtypes[0]),
+                [array.data.ptr for array in arrays],
+                [array.shape for array in arrays],
+                [result.data.ptr for result in results] if is_told and shortage is None else None,
+                None if is_told else allocate,
+                place.device.id,
+                place.stream.ptr,
+                splits=splits,
+                received_count=received_count,
+            )
+        except RingarError:
+            if shortage is None:
+                raise
+            raise shortage from None
     return results, received
 
 
@@ -129,8 +139,11 @@ def run(
 
     `run_one` gets the arrays of one dtype together, in the order in which dtypes first appear.
     """
+    groups = calls.by_dtype(inputs.dtypes)
+    if len(groups) == 1:
+        return run_one(call, inputs, outputs)[0]
     results: list[Any] = [None] * len(inputs.arrays)
-    for indices in calls.by_dtype(inputs.dtypes):
+    for indices in groups:
         buffers = None if outputs is None else [outputs[i] for i in indices]
         for i, result in zip(indices, run_one(call, inputs.of(indices), buffers)[0], strict=True):
             results[i] = result

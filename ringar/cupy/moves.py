@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ringar.collectives.alltoall import rows_of
 from ringar.collectives.broadcast import root_in_set
 from ringar.cupy import collective as collectives
+from ringar.cupy import repeats
 from ringar.job.process_sets import ProcessSet
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def allgather(
     Raises:
         RingarError: as `ringar.cupy.allreduce`.
         cupy.cuda.memory.OutOfMemoryError: there is no memory for the result. The other ranks raise
-            an error, too.
+            an error, too, and the job cannot go on.
     """
     return _allgather("allgather", [array], dtype, name, process_set)[0]
 
@@ -97,6 +98,9 @@ def broadcast(
         MismatchError: also for a root out of range.
         ValueError: the root is not in the process set.
     """
+    arguments = ("ringar.cupy.broadcast", root_rank, dtype, name, process_set)
+    if repeat := repeats.find(array, out, arguments):
+        return repeat(array, out)
     outputs = None if out is None else [out]
     return _broadcast("broadcast", [array], root_rank, dtype, outputs, name, process_set)[0]
 
@@ -131,6 +135,9 @@ def _broadcast(
     inputs = collectives.inputs_of(cupy, call, arrays, dtype)
     outputs = collectives.checked_outputs(call, inputs, out)
     results = collectives.run(call, inputs, outputs)
+    if function == "broadcast":
+        arguments = ("ringar.cupy.broadcast", root_rank, dtype, name, process_set)
+        repeats.remember(cupy, arrays[0], inputs.dtypes[0], arguments, call)
     return results if out is None else list(out)
 
 

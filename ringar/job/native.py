@@ -29,20 +29,27 @@ OPS_PATH = PATH.with_name("libringar_tensorflow.so")
 _log = log.logger(__name__)
 
 
-class _Array(ctypes.Structure):
+class Description(ctypes.Structure):
+    """Describe an array of a collective and the place of its result, by their addresses."""
+
     _fields_ = [
         ("input", ctypes.c_void_p),
         ("output", ctypes.c_void_p),
         ("ndims", ctypes.c_int32),
-        ("dims", ctypes.POINTER(ctypes.c_int64)),
+        ("dims", ctypes.c_void_p),  # an address, which NumPy can write into a table
     ]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the array's dimensions."""
+        return tuple((ctypes.c_int64 * self.ndims).from_address(self.dims)) if self.ndims else ()
 
 
 _NO_MEMORY = 1
 """A stand-in for the address of an empty array; the library does not read it."""
 
 ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
-_NONE = ALLOCATE()
+NO_CALLBACK = ALLOCATE()
 _WARN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -88,7 +95,7 @@ def op(collective: str, *, wait: bool) -> Callable[..., Any]:
 
 
 _P, _TEXT, _I32, _I64 = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int64
-_ARRAYS, _P_I64, _P_P = ctypes.POINTER(_Array), ctypes.POINTER(_I64), ctypes.POINTER(_P)
+_ARRAYS, _P_I64, _P_P = ctypes.POINTER(Description), ctypes.POINTER(_I64), ctypes.POINTER(_P)
 _RUN = [_TEXT, _ARRAYS, _I32, _P_I64, _I32, _P_I64, ALLOCATE, _P]
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ringar_version": (_TEXT, []),
@@ -166,22 +173,31 @@ def check(code: int) -> None:
 
 def _describe(
     inputs: Sequence[int], shapes: Sequence[Sequence[int]], outputs: Sequence[int] | None
-) -> ctypes.Array[_Array]:
-    arrays = (_Array * len(inputs))()
-    for i, shape in enumerate(shapes):
-        output = outputs[i] if outputs is not None else None
-        arrays[i] = _Array(inputs[i], output, len(shape), _dims(tuple(shape)))
+) -> ctypes.Array[Description]:
+    described, dims = _shapes_of(tuple(map(tuple, shapes)))
+    table = described.copy()
+    table["input"] = inputs
+    if outputs is not None:
+        table["output"] = outputs
+    arrays = (Description * len(table)).from_buffer(table)
+    arrays.dims = dims  # type: ignore[attr-defined]  # to live as long
     return arrays
 
 
-@functools.lru_cache(4096)
-def _dims(shape: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
-    return int64s(shape)
+@functools.lru_cache(256)
+def _shapes_of(shapes: tuple[tuple[int, ...], ...]) -> tuple[np.ndarray, ctypes.Array[Any]]:
+    """Return descriptions of arrays with these shapes, without addresses, and their dimensions."""
+    dims = int64s([size for shape in shapes for size in shape])
+    counts = [len(shape) for shape in shapes]
+    table = np.zeros(len(shapes), Description)
+    table["ndims"] = counts
+    table["dims"] = ctypes.addressof(dims) + 8 * (np.cumsum(counts, dtype=np.uint64) - counts)
+    return table, dims
 
 
 def _describe_numpy(
     inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None
-) -> ctypes.Array[_Array]:
+) -> ctypes.Array[Description]:
     return _describe(
         [array.ctypes.data for array in inputs],
         [array.shape for array in inputs],
@@ -301,7 +317,11 @@ def run(
     arrays = _describe_numpy(inputs, outputs)
     if outputs is not None:
         assert splits is None, "splits are for outputs whose rows the exchange tells"
-        check(library().ringar_run(spec.encode(), arrays, len(arrays), None, 0, None, _NONE, None))
+        check(
+            library().ringar_run(
+                spec.encode(), arrays, len(arrays), None, 0, None, NO_CALLBACK, None
+            )
+        )
         return list(outputs), _NO_ROWS
     received = _run(library().ringar_run, spec, arrays, allocate, splits, received_count)
     return [gathered[i] for i in range(len(inputs))], received
@@ -312,7 +332,7 @@ def run_on_gpu(
     inputs: Sequence[int],
     shapes: Sequence[Sequence[int]],
     outputs: Sequence[int] | None,
-    allocate: Callable[[int, int], int],
+    allocate: Callable[[int, int], int] | None,
     device: int,
     stream: int,
     *,
@@ -326,8 +346,8 @@ def run_on_gpu(
         inputs: the addresses of C-contiguous arrays of one dtype.
         shapes: the shapes of these arrays.
         outputs: addresses for the results, or None if only the exchange tells their rows.
-        allocate: `(index, rows) -> address` of GPU memory for an output with so many rows. Any
-            thread may call it; `run_on_gpu` raises its exceptions.
+        allocate: where there are no outputs, `(index, rows) -> address` of GPU memory for one with
+            so many rows. Any thread may call it; `run_on_gpu` raises its exceptions.
         device: the number of the GPU.
         stream: the address of a CUDA stream, 0 for the default one.
         splits: rows per rank.
@@ -345,7 +365,7 @@ def run_on_gpu(
         library().ringar_run_on_gpu,
         spec,
         arrays,
-        lambda index, rows: address_of(allocate(index, rows)),
+        allocate and (lambda index, rows: address_of(allocate(index, rows))),
         splits,
         received_count,
         device,
@@ -361,8 +381,8 @@ def address_of(of_array: int) -> int:
 def _run(
     function: Callable[..., int],
     spec: str,
-    arrays: ctypes.Array[_Array],
-    allocate: Callable[[int, int], int],
+    arrays: ctypes.Array[Description],
+    allocate: Callable[[int, int], int] | None,
     splits: Sequence[int] | None,
     received_count: int,
     *place: int,
@@ -370,15 +390,17 @@ def _run(
     # No exception may pass through native code: return a failure and raise the exception later.
     failures: list[BaseException] = []
 
-    @ALLOCATE
-    def callback(_context: int, index: int, rows: int) -> int:
+    def guarded(_context: int, index: int, rows: int) -> int:
+        assert allocate is not None
         try:
             return allocate(index, rows)
         except BaseException as error:
             failures.append(error)
             return 0
 
-    received = np.zeros(received_count, np.int64)
+    # A callback takes ten microseconds to make.
+    callback = ALLOCATE(guarded) if allocate else NO_CALLBACK
+    received = np.zeros(received_count, np.int64) if received_count else _NO_ROWS
     code = function(
         spec.encode(),
         arrays,

@@ -1,4 +1,4 @@
-"""A collective that runs repeatedly, each time on another NumPy array of one shape and dtype."""
+"""A collective that runs repeatedly, each time on another array of one shape and dtype."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ringar.job import native
+from ringar.job.native_config import int64s
 
 _DATA = object.__basicsize__
 """Where the object of a NumPy array has the address of its data: behind Python's own fields. That
@@ -64,3 +65,37 @@ class Repeat:
         if code:
             native.check(code)
         return outputs[0]
+
+
+class RepeatOnGpu:
+    """Enqueue a collective, each time on another array of a GPU; several threads may do so at once.
+
+    Args:
+        spec: the line of text that tf_ops/engine/spec.h describes.
+        shape: the shape of the arrays.
+    """
+
+    def __init__(self, spec: str, shape: Sequence[int]) -> None:
+        self._run = functools.partial(native.library().ringar_run_on_gpu, spec.encode())
+        self._dims, self._rank = int64s(shape), len(shape)
+
+    def __call__(self, address: int, output: int, device: int, stream: int) -> None:
+        """Enqueue it in the order of a stream; raise as `ringar.cupy.allreduce`.
+
+        Args:
+            address: of the array.
+            output: the address for the result.
+            device: the number of the GPU.
+            stream: the address of the CUDA stream.
+        """
+        array = native.Description(
+            native.address_of(address),
+            native.address_of(output),
+            self._rank,
+            ctypes.addressof(self._dims),
+        )
+        code = self._run(
+            ctypes.byref(array), 1, None, 0, None, native.NO_CALLBACK, None, device, stream
+        )
+        if code:
+            native.check(code)

@@ -13,7 +13,7 @@ import pytest
 
 import ringar
 from ringar.collectives.call import Call
-from ringar.cupy import arrays, device
+from ringar.cupy import arrays, device, repeats
 from ringar.errors import OutOfMemoryError, RingarError
 from ringar.job import native
 from tests.standins.cupy_device import Array, DeviceCupy
@@ -66,6 +66,7 @@ class Engine:
 def engine(cupy: DeviceCupy, monkeypatch: pytest.MonkeyPatch) -> Engine:
     stand_in = Engine()
     monkeypatch.setattr(native, "run_on_gpu", stand_in.run_on_gpu)
+    monkeypatch.setattr(repeats, "remember", lambda *_: None)
     return stand_in
 
 

@@ -25,7 +25,8 @@ def main() -> None:
             continue
         step //= 2
     try:
-        ringar.cupy.allreduce(cupy.ndarray((4,), memptr=blocks[-1]), ringar.Sum)
+        array = cupy.ndarray((4,), memptr=blocks[-1])
+        ringar.cupy.allreduce(array, ringar.Sum, out=array)
         ringar.cupy.synchronize()
     except RingarError as error:
         text = str(error)

@@ -133,7 +133,7 @@ class Library:
         request = Request.parse(spec)
         self._require_set(request)
         dtype = dtype_named(request.dtype)
-        shapes = [tuple(array.dims[: array.ndims]) for array in arrays]
+        shapes = [array.shape for array in arrays]
         request.inputs = [
             array_at(array.input, shape, dtype) for array, shape in zip(arrays, shapes, strict=True)
         ]

@@ -55,9 +55,10 @@ class RealGpu(Gpu):
             super().__init__(cupy, has_bfloat16=False)
 
     def produce(self, array: Any, values: np.ndarray, seconds: float = 0.05) -> None:
+        on_gpu = self.cupy.asarray(values)  # before: a copy from the host waits for the stream
         stream = self.cupy.cuda.get_current_stream()
         stream.launch_host_func(lambda _: time.sleep(seconds), None)
-        array[...] = self.cupy.asarray(values)
+        array[...] = on_gpu
 
 
 class StandIn(Gpu):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ringar
-from ringar.errors import DeviceError, PeerLostError, RingarError
+from ringar.errors import DeviceError, MismatchError, PeerLostError, RingarError
 from tests.cupy.collectives.common import Gpu, StandIn
 from tests.plugin import fixtures
 
@@ -59,22 +59,40 @@ def test_an_error_of_nccl_on_one_rank(stand_in: StandIn, exchange: Exchange) -> 
     assert before.get().tolist() == [ringar.size()] * 5
 
 
-def test_no_memory_for_a_result_on_one_rank(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, exchange: Exchange
-) -> None:
-    class OutOfMemoryError(MemoryError):
-        pass
+class OutOfMemoryError(MemoryError):
+    """As CuPy's."""
+
+
+@pytest.fixture
+def lose(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that calls a collective on a rank without memory for the result."""
 
     def no_memory(*_: Any) -> Any:
         raise OutOfMemoryError("no memory for this")
 
-    array = stand_in.put(np.ones((3, 2), np.float32))
-    ringar.cupy.allgather(array)
-    if ringar.rank() == 1:
+    def lose(collective: Callable[..., Any], array: Any) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(stand_in.cupy, "empty", no_memory)
             with pytest.raises(OutOfMemoryError, match="no memory for this"):
-                ringar.cupy.allgather(array, name="lost")
+                collective(array, name="lost")
+
+    return lose
+
+
+def test_no_memory_for_a_result_on_one_rank(
+    stand_in: StandIn, lose: Callable[..., None], exchange: Exchange
+) -> None:
+    array = stand_in.put(np.ones((3, 2), np.float32))
+    ringar.cupy.allgather(array)
+    for collective in (ringar.cupy.allreduce, ringar.cupy.broadcast):  # all can go on
+        if ringar.rank() == 1:
+            lose(collective, array)
+        else:
+            with pytest.raises(MismatchError, match="rank 1: .* memory for every output"):
+                collective(array, name="lost")
+        assert ringar.cupy.allreduce(array, ringar.Sum).get().max() == ringar.size()
+    if ringar.rank() == 1:
+        lose(ringar.cupy.allgather, array)
     else:
         with pytest.raises(PeerLostError, match="rank 1"):
             run_and_wait(ringar.cupy.allgather, array)

@@ -180,3 +180,40 @@ def test_the_current_device_and_stream_stay(gpu: Gpu) -> None:
         assert gpu.cupy.cuda.get_current_stream().ptr == stream.ptr
     assert gpu.cupy.cuda.Device().id == before
     assert gpu.cupy.cuda.get_current_stream().ptr == 0
+
+
+def test_calls_that_repeat(gpu: Gpu) -> None:
+    """A repeated call takes the array, stream, thread and output of its own time."""
+    ranks, rank = ringar.size(), ringar.rank()
+    total = ranks * (ranks + 1) / 2
+
+    def check(value: float) -> None:
+        array = gpu.put(np.full((3, 2), value * (rank + 1), np.float32))
+        apart, rows = gpu.put(np.zeros((3, 2), np.float32)), gpu.put(np.ones(7, np.float32))
+        for out in (None, apart, array):
+            result = ringar.cupy.allreduce(array, ringar.Sum, out=out)
+            assert result is out or out is None
+            assert (result.get() == value * total).all()
+        array = gpu.put(np.full((3, 2), value * (rank + 1), np.float32))
+        assert (ringar.cupy.allreduce(array, ringar.Max).get() == value * ranks).all()
+        assert (ringar.cupy.broadcast(array, ranks - 1).get() == value * ranks).all()
+        assert (ringar.cupy.allreduce(array.T, ringar.Sum).get() == value * total).all()
+        assert ringar.cupy.reducescatter(rows).shape == (len(range(rank, 7, ranks)),)
+        for out in (rows[1:3], gpu.put(np.zeros(3, np.float32)), gpu.put(np.zeros(2))):
+            with pytest.raises((ValueError, TypeError), match="in `out`"):
+                ringar.cupy.allreduce(rows[:2], ringar.Sum, out=out)
+
+    def on_another_thread() -> None:
+        with gpu.cupy.cuda.Device(device), gpu.cupy.cuda.Stream(non_blocking=True):
+            check(4)
+        done.append(True)
+
+    device, done = gpu.cupy.cuda.Device().id, list[bool]()
+    check(1)
+    check(2)
+    with gpu.cupy.cuda.Stream(non_blocking=True):
+        check(3)
+    thread = threading.Thread(target=on_another_thread)
+    thread.start()
+    thread.join()
+    assert done == [True]

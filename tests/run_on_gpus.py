@@ -94,15 +94,20 @@ def has_passed(code: int | None, output: str) -> bool:
     return code == 0 and re.search(r"\b[1-9]\d* passed\b", output) is not None
 
 
+def settings() -> dict[str, str]:
+    """The user's settings of ringar, and that tests use the real GPU."""
+    names = [name for name in os.environ if name.startswith("RINGAR_")]
+    return {**{name: os.environ[name] for name in names}, "RINGAR_TEST_GPU": "1"}
+
+
 def execute(run: Run) -> bool:
     """Runs it, and shows its output at its end."""
-    settings = {name: value for name, value in os.environ.items() if name.startswith("RINGAR_")}
     result = run_job(
         run.ranks if run.ranks > 1 else None,
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", run.path],
         launcher_args=["--no-prefix"],
         deadline=LIMIT,
-        env={**settings, "RINGAR_TEST_GPU": "1", **run.environment},
+        env={**settings(), **run.environment},
     )
     print(result, flush=True)
     return has_passed(result.code, result.stdout) and not result.leftovers

@@ -18,7 +18,7 @@ from pathlib import Path
 from ringar.launchers.command_line import check_build
 from tests.gpu_report.parts import Part, parts
 from tests.plugin.jobs import ROOT, JobResult, run_job
-from tests.run_on_gpus import count_gpus, has_passed, nccl_version
+from tests.run_on_gpus import count_gpus, has_passed, nccl_version, settings
 
 PASS, FAIL, IMPOSSIBLE = "pass", "FAIL", "not possible here"
 
@@ -89,7 +89,7 @@ def report(gpus: int, reason: str, nccl: tuple[int, int] | None) -> Iterator[tup
                 [sys.executable, *part.words],
                 launcher_args=["--no-prefix"],
                 deadline=part.seconds,
-                env={"RINGAR_TEST_GPU": "1", **part.environment},
+                env={**settings(), **part.environment},
             )
             state, detail = judge(part, result)
             log = ROOT / "build" / "gpu-report" / f"{re.sub(r'[^a-z0-9]+', '-', part.title)}.log"

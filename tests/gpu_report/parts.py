@@ -81,7 +81,7 @@ def parts(gpus: int, nccl: tuple[int, int] | None) -> list[Part]:
         Part(
             f"allreduce beside NCCL called directly, {name}", 0,
             ("-m", "benchmarks.allreduce", "--device", "gpu", "-np", str(ranks),
-             "--sizes", "4K,1M,64M", "--rounds", "3"),
+             "--sizes", "4K,1M,64M", "--rounds", "3" if gpus > 1 else "1"),
             180, {}, impossible,
         ),
         Part(

@@ -49,12 +49,12 @@ def with_short_way(run_op: Run, prepare: Callable[[np.ndarray], Repeat], limit: 
         return prepared.setdefault(array.shape, prepare(array))
 
     def run(tensor: tf.Tensor) -> tf.Tensor:
-        here = context._context._thread_local_data
+        state = context._context._thread_local_data
         if (
             recorders((tensor,))  # of derivatives, backward and forward
-            or here.op_callbacks
+            or state.op_callbacks
             or tensor.device != _HOST
-            or (has_places and here.device_name)
+            or (has_places and state.device_name)
             or _has_background()
         ):
             return run_op(tensor)

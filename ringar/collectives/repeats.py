@@ -2,11 +2,12 @@
 
 The first call with some arguments checks and describes them. It leaves a function that runs the
 collective, for the calls that follow: for a NumPy array a prepared call of the engine, for a tensor
-the op with its spec.
+the op with its spec, and for a small one the prepared call, too (ringar/collectives/eager.py).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -68,15 +69,11 @@ def _key(value: Array | None, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 def _repeat(call: Call, value: Any) -> Callable[..., Any]:
     if value is None:
         return native.Prepared(call.spec(), [], []).run
-    collective = COLLECTIVES[call.collective]
     if isinstance(value, np.ndarray):
-        return Repeat(
-            call.spec(value.dtype.name),
-            value.dtype,
-            value.shape,
-            collective.output_shape(call, value.shape),
-            ranks_may_differ=collective.ranks_may_differ,
-        )
+        return _prepare(call, value)
+    from ringar.collectives.eager import with_short_way
+
+    collective = COLLECTIVES[call.collective]
     op, spec = native.op(call.collective, wait=True), call.spec(value.dtype.name)
 
     def run(tensor: tf.Tensor) -> tf.Tensor:
@@ -85,4 +82,16 @@ def _repeat(call: Call, value: Any) -> Callable[..., Any]:
             result = result[0]  # the results of an op come before its other outputs
         return result
 
-    return run
+    limit = native.LEAST_POOLED // collective.output_shape(call, [1])[0]
+    return with_short_way(run, functools.partial(_prepare, call), limit)
+
+
+def _prepare(call: Call, array: np.ndarray) -> Repeat:
+    collective = COLLECTIVES[call.collective]
+    return Repeat(
+        call.spec(array.dtype.name),
+        array.dtype,
+        array.shape,
+        collective.output_shape(call, array.shape),
+        ranks_may_differ=collective.ranks_may_differ,
+    )

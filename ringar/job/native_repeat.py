@@ -12,7 +12,7 @@ import numpy as np
 from ringar.job import native
 from ringar.job.native_config import int64s
 
-_DATA = object.__basicsize__
+ADDRESS = object.__basicsize__
 """Where the object of a NumPy array has the address of its data: behind Python's own fields. That
 is a part of NumPy's binary interface (`PyArrayObject_fields`), on which extension modules rely.
 `array.ctypes.data` alone takes as long as a small collective."""
@@ -38,6 +38,11 @@ class Repeat:
         shape: their shape.
         output_shape: the shape of results, or the likely one if only the exchange tells their rows.
         ranks_may_differ: whether only the exchange tells the rows of results.
+
+    Attributes:
+        empty: returns an array for a result.
+        run: runs the collective, and returns a code for `native.check`. Its arguments are the
+            addresses of the arrays' addresses, and of the list that holds the result.
     """
 
     def __init__(
@@ -51,17 +56,17 @@ class Repeat:
     ) -> None:
         self._call = native.PreparedCall(spec, [0], [shape])
         rows = output_shape[0] if ranks_may_differ else -1
-        self._run = functools.partial(
+        self.run = functools.partial(
             native.library().ringar_run_again, self._call.reference, rows, _allocate
         )
         is_small = math.prod(output_shape) * dtype.itemsize < native.LEAST_POOLED
         empty = np.empty if is_small or ranks_may_differ else native.empty
-        self._empty = functools.partial(empty, tuple(output_shape), dtype)
+        self.empty = functools.partial(empty, tuple(output_shape), dtype)
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         """Run the collective, wait for its end, and return its result; raise as `allreduce`."""
-        outputs = [self._empty()]
-        code = self._run(id(array) + _DATA, id(outputs[0]) + _DATA, id(outputs))
+        outputs = [self.empty()]
+        code = self.run(id(array) + ADDRESS, id(outputs[0]) + ADDRESS, id(outputs))
         if code:
             native.check(code)
         return outputs[0]

@@ -39,7 +39,11 @@ def load() -> ModuleType:
 
 def is_eager() -> bool:
     """Return whether the code that runs now computes at once, and does not build a graph."""
-    # Each collective asks. Without the function, TensorFlow is about to be imported.
+    # Each collective asks, so this reads what `tf.executing_eagerly` returns, once it is there.
+    running = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
+    if running is not None:
+        return bool(running._thread_local_data.is_eager)
+    # Without the function, TensorFlow is about to be imported.
     executing_eagerly = getattr(sys.modules.get("tensorflow"), "executing_eagerly", None)
     return executing_eagerly is None or bool(executing_eagerly())
 

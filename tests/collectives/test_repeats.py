@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.eager.executor import new_executor
 
 import ringar
 from ringar import errors
 from ringar.collectives import repeats
 from ringar.collectives.compression import Compressor
 from ringar.job import place
+from tests.collectives.common import MOVED, REDUCIBLE
 
 pytestmark = pytest.mark.usefixtures("initialized")
 
@@ -57,30 +60,49 @@ def test_other_arrays(rank: int, size: int) -> None:
         np.testing.assert_array_equal(ringar.allreduce(array), array)
 
 
-def test_ranks_with_other_numbers_of_rows(rank: int, size: int) -> None:
+def test_other_tensors(rank: int, size: int) -> None:
+    pairs = []
+    for _ in range(2):
+        for dtype in MOVED:
+            for shape in (), (2,), (2, 2), (0, 3), (70_000,):
+                value = tf.cast(tf.fill(shape, rank + 1), dtype)
+                pairs.append((ringar.broadcast(value, size - 1), tf.fill(shape, size)))
+                if dtype in REDUCIBLE:
+                    total = tf.fill(shape, size * (size + 1) // 2)
+                    pairs.append((ringar.allreduce(value, ringar.Sum), total))
+    for result, expected in pairs:
+        np.testing.assert_array_equal(result.numpy(), tf.cast(expected, result.dtype).numpy())
+        assert result.device.endswith("CPU:0")
+
+
+@pytest.mark.parametrize("convert", [np.asarray, tf.constant])
+def test_ranks_with_other_numbers_of_rows(convert: type, rank: int, size: int) -> None:
     for turn in (0, 0, 1, 2):  # once as expected, then with more rows than that from some ranks
-        rows = ringar.allgather(np.full((1 + turn * rank, 2), rank))
+        rows = np.asarray(ringar.allgather(convert(np.full((1 + turn * rank, 2), rank))))
         assert rows[:, 0].tolist() == [r for r in range(size) for _ in range(1 + turn * r)]
 
 
 @pytest.mark.ranks(2, 3, 4)
-def test_disagreement(rank: int) -> None:
-    array = np.ones(2)
+@pytest.mark.parametrize(
+    ("convert", "error"),
+    [(np.asarray, errors.MismatchError), (tf.constant, tf.errors.InvalidArgumentError)],
+)
+def test_disagreement(convert: type, error: type[Exception], rank: int) -> None:
+    value = convert(np.ones(2))
     for _ in range(TURNS):
-        ringar.allreduce(array, name="first")
-        ringar.allreduce(array, name="second")
-        with pytest.raises(
-            errors.MismatchError, match=r'"first"[\s\S]*"second"|"second"[\s\S]*"fir'
-        ):
-            ringar.allreduce(array, name="second" if rank else "first")
+        ringar.allreduce(value, name="first")
+        ringar.allreduce(value, name="second")
+        with pytest.raises(error, match=r'"first"[\s\S]*"second"|"second"[\s\S]*"fir'):
+            ringar.allreduce(value, name="second" if rank else "first")
 
 
-def test_threads_share_a_call(size: int) -> None:
+@pytest.mark.parametrize("convert", [np.asarray, tf.constant])
+def test_threads_share_a_call(convert: type, size: int) -> None:
     failures: list[str] = []
 
     def run() -> None:
         for turn in range(50):
-            if not np.all(ringar.allreduce(np.full(3, 5.0), ringar.Sum) == 5 * size):
+            if not np.all(ringar.allreduce(convert(np.full(3, 5.0)), ringar.Sum) == 5 * size):
                 failures.append(f"turn {turn}")
 
     threads = [threading.Thread(target=run) for _ in range(3)]
@@ -100,13 +122,32 @@ def test_removed_process_set(size: int) -> None:
         ringar.allreduce(np.ones(1), ringar.Sum, process_set=everyone)
 
 
-def test_gradient(size: int) -> None:
+def test_gradient(rank: int, size: int) -> None:
     for turn in range(TURNS):
         x = tf.constant([1.0, 2.0]) * turn
+        ringar.allreduce(x, ringar.Sum)
         with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(ringar.allreduce(x, ringar.Sum))
-        np.testing.assert_array_equal(tape.gradient(loss, x), [size, size])
+            if turn % 2 or rank == 0:  # otherwise only rank 0 records
+                tape.watch(x)
+            total = ringar.allreduce(x, ringar.Sum)
+            loss = tf.reduce_sum(total)
+        np.testing.assert_array_equal(total, size * x)
+        if turn % 2:
+            np.testing.assert_array_equal(tape.gradient(loss, x), [size, size])
+        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as forward:
+            total = ringar.allreduce(x, ringar.Sum)
+        np.testing.assert_array_equal(forward.jvp(total), [size, size])
+
+
+def test_order_behind_an_executor(rank: int, size: int) -> None:
+    x, y = tf.ones(3), tf.ones(5)
+    ringar.allreduce(x, ringar.Sum)
+    executor = new_executor(enable_async=rank == 0)
+    with context.executor_scope(executor):
+        for _ in range(50):
+            totals = [ringar.grouped_allreduce([y, y], ringar.Sum), ringar.allreduce(x, ringar.Sum)]
+        executor.wait()
+    assert all(np.all(total == size) for total in tf.nest.flatten(totals))
 
 
 def test_arguments_that_are_refused() -> None:

@@ -110,7 +110,7 @@ def place_of(cupy: Any, call: Call, arrays: Sequence[Any]) -> Place:
     Raises:
         ValueError: the arrays are on several GPUs.
     """
-    numbers = list({array.device.id: None for array in arrays})
+    numbers = list({array.data.device_id: None for array in arrays})
     if len(numbers) > 1:
         raise ValueError(
             call.refusal(
@@ -204,8 +204,8 @@ def _check_output(
         fault = f"of shape {shape}", tuple(output.shape)
     elif not output.flags.c_contiguous:
         fault = "that is C-contiguous", f"one with strides {output.strides}"
-    elif output.device.id != place.device.id:
-        fault = f"on GPU {place.device.id}, as the input", f"one on GPU {output.device.id}"
+    elif output.data.device_id != place.device.id:
+        fault = f"on GPU {place.device.id}, as the input", f"one on GPU {output.data.device_id}"
     if fault is not None:
         expected, received = fault
         remedy = "cupy.empty makes one that can be used."

@@ -36,7 +36,7 @@ def find(array: Any, out: Any, arguments: tuple[Any, ...]) -> Repeat | None:
         return None
     if repeat is None or not tensorflow.is_eager():
         return None
-    return repeat if cupy.cuda.Device().id == array.device.id else None
+    return repeat if cupy.cuda.Device().id == array.data.device_id else None
 
 
 def remember(cupy: Any, array: Any, dtype: str, arguments: tuple[Any, ...], call: Call) -> None:
@@ -73,19 +73,19 @@ def _can_be_result(out: Any, array: Any) -> bool:
         and out.dtype == array.dtype
         and out.shape == array.shape
         and out.flags.c_contiguous
-        and out.device.id == array.device.id
+        and out.data.device_id == array.data.device_id
         and abs(out.data.ptr - array.data.ptr) >= array.nbytes
     )
 
 
 def _key(array: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    return array.dtype, array.shape, array.flags.c_contiguous, array.device.id, arguments
+    return array.dtype, array.shape, array.flags.c_contiguous, array.data.device_id, arguments
 
 
 def _repeat(cupy: Any, spec: str, like: Any, shape: Sequence[int]) -> Repeat:
     run, number, dtype, of_results = (
         RepeatOnGpu(spec, like.shape),
-        like.device.id,
+        like.data.device_id,
         like.dtype,
         tuple(shape),
     )

@@ -36,7 +36,7 @@ def check_allreduce() -> None:
         return ringar.allreduce(x, op=ringar.Sum)
 
     compiled = tf.function(reduce, jit_compile=True)
-    for function in (reduce, tf.function(reduce), compiled):
+    for function in (reduce, reduce, tf.function(reduce), compiled):  # repeated: eager.py
         np.testing.assert_array_equal(function(tf.constant(array)), total)
     np.testing.assert_array_equal(reduce(array), total)
 

@@ -196,7 +196,7 @@ class Array:
             owner = owner._owner
         number = owner.device if isinstance(owner, Memory) else cupy.device()
         self.device = Device(cupy, number)
-        self.data = SimpleNamespace(ptr=pointer)
+        self.data = SimpleNamespace(ptr=pointer, device_id=number)
         self.shape = shape
         self.dtype = dtype
         self._host = _on_host(pointer, shape, dtype, strides)

@@ -30,6 +30,7 @@ from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
 
 import ringar
+from tests.plugin.fixtures import quicken
 
 OUTPUT = re.compile(r"\s*^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: A number, with a unit of time.
@@ -125,5 +126,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
+    quicken()
     for path in sys.argv[1:]:
         main(path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,16 +54,20 @@ def restart() -> None:
     initialize()
 
 
-def _quicken() -> None:
+def quicken() -> None:
     """Take time away from the tests that they do not need.
 
     A `tf.data` iterator that tunes itself waits at its end, up to a minute and with the GIL: its
     thread may miss that it is to stop (`CancellationManager` wakes it before it says so). And
-    whole collections of garbage visit each time what imports have made.
+    whole collections of garbage visit each time what imports have made. Each op of a graph keeps
+    the stack that made it, a tenth of the time of a trace: pytest's is deep. Grappler takes a
+    third of the time until a small model's first step: it rewrites graphs on 4 ranks, in
+    jobs and in `make test-long`, which leaves `XLA_FLAGS` empty, as it does for users.
     """
     import keras  # noqa: F401
     import tensorflow as tf
     from tensorflow.python.data.ops import dataset_ops
+    from tensorflow.python.framework import ops
 
     def untuned(dataset: Any) -> Any:
         options = tf.data.Options()
@@ -70,6 +76,9 @@ def _quicken() -> None:
 
     # Called for each dataset that is iterated over.
     dataset_ops.DatasetV2._apply_debug_options = untuned
+    ops._create_c_op = functools.partial(ops._create_c_op, extract_traceback=False)
+    if SIZE < 4 and os.environ.get("XLA_FLAGS"):
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
@@ -80,7 +89,7 @@ def initialized() -> Iterator[None]:
     """Run ringar: on all ranks under ringarrun, as a job of one rank in plain pytest."""
     import ringar
 
-    _quicken()
+    quicken()
     if not ringar.is_initialized():
         initialize()
     yield

@@ -8,9 +8,10 @@ every_variant  runs, and all variants run, on every number of ranks
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
 
 A test runs on one rank. In tests/collectives it runs on 2, too, and by its name on 3 or 4; one of
-models by its name on one number above 1: on 2 three times as many as on 3 and on 4. A variant of a
-test that runs on several numbers of ranks runs on one of those above 1. Every second one runs on
-one rank, too, but of models every fourth unless its marker `ranks` names 1. On the other numbers
+models by its name on one number above 1: on 2 three times as many as on 3 and on 4. Of these tests
+of models every second one runs on one rank, too, and those whose marker `ranks` names 1. A variant
+of a test that runs on several numbers of ranks runs on one of those above 1. Every second one runs
+on one rank, too, but of models every fourth unless its marker `ranks` names 1. On the other numbers
 they are slow.
 """
 
@@ -93,20 +94,32 @@ def _mark_rare_variants(items: list[pytest.Item]) -> None:
 
 def _runs_test(item: pytest.Item, index: int) -> bool:
     """Return whether a test without variants runs on this number of ranks."""
-    turns = SIZES if item.nodeid.startswith(MODELS) else LARGE
-    return SIZE not in turns or _has_turn(item, index, turns)
+    if not item.nodeid.startswith(MODELS):
+        return SIZE not in LARGE or _has_turn(item, index, LARGE)
+    if SIZE == 1:
+        half = index // len(SIZES) % 2 == 0  # of those of each turn
+        return half or _names_one(item) or not _is_for_ranks(item)
+    return _has_turn(item, index, SIZES)
 
 
 def _runs_variant(item: pytest.Item, index: int) -> bool:
     """Return whether the variant with this index runs on this number of ranks."""
     if SIZE > 1:
         return _has_turn(item, index, SIZES)
-    is_for_ranks = item.nodeid.startswith(RANK_TESTS) and _sizes(item, SIZES)
-    if item.get_closest_marker("job") or not is_for_ranks:
-        return True
+    rare = 4 if item.nodeid.startswith(MODELS) and not _names_one(item) else 2
+    return index % rare == 0 or not _is_for_ranks(item)
+
+
+def _is_for_ranks(item: pytest.Item) -> bool:
+    """Return whether an item may run on several ranks that `make test-ranks` starts."""
+    if item.get_closest_marker("job") or not item.nodeid.startswith(RANK_TESTS):
+        return False
+    return bool(_sizes(item, SIZES))
+
+
+def _names_one(item: pytest.Item) -> bool:
     ranks = item.get_closest_marker("ranks")
-    names_one = ranks is not None and 1 in ranks.args
-    return index % (4 if item.nodeid.startswith(MODELS) and not names_one else 2) == 0
+    return ranks is not None and 1 in ranks.args
 
 
 def _has_turn(item: pytest.Item, index: int, turns: tuple[int, ...]) -> bool:

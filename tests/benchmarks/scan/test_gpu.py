@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 
 from benchmarks.harness.series import Series
 from benchmarks.scan import gpu as scan_gpu
+from benchmarks.scan import plans as scan_plans
 from benchmarks.scan import rnn as scan_rnn
 from benchmarks.scan.gpu import Setting
 from benchmarks.scan.rnn import Backward, Weights
 from ringar.cupy import device
+from ringar.cupy.plan import Plan, choose
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -74,11 +77,26 @@ def test_the_table() -> None:
     assert "serial" in text
 
 
+def test_the_plans_of_a_scan() -> None:
+    for scan in scan_plans.scans():
+        candidates = scan_plans.plans(scan.steps)
+        assert candidates[0] == Plan((), scan.steps)
+        assert choose(scan.steps, scan.batch, scan.units, scan.itemsize, 132) in candidates
+    plans = [
+        {"widths": widths, "seconds": seconds, "is_chosen": widths == [16]}
+        for widths, seconds in (([], 5e-4), ([32], 1e-4), ([16], 2e-4))
+    ]
+    text = scan_plans.summary([{**scan_plans.Scan(20, 4, 1000, 16)._asdict(), "plans": plans}])
+    assert re.search(r"\| 500 +\| 100 +\| 200 +\| 32 +\| 16 +\| 2.00 ", text)
+    assert "chosen / fastest: 2.000, at most 2.00" in text
+
+
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     device.load.cache_clear()
     assert scan_gpu.main(["--rounds", "1", "--most-steps", "10"]) == 2
-    assert "pip install cupy-cuda12x nvidia-nccl-cu12" in capsys.readouterr().err
+    assert scan_plans.main([]) == 2
+    assert capsys.readouterr().err.count("pip install cupy-cuda12x nvidia-nccl-cu12") == 2
     device.load.cache_clear()
 
 

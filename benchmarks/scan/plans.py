@@ -41,11 +41,11 @@ def scans() -> list[Scan]:
     """The scans that are measured: those of the paper's RNN, and some of other sizes."""
     lengths = [(steps, 16) for steps in (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)]
     batches = [(1000, batch) for batch in (2, 8, 32, 64, 128, 256)]
-    few = [(100, 16), (1000, 16), (3000, 4), (1000, 128)]
+    grid = [(100, 16), (1000, 16), (3000, 4), (1000, 128)]
     return [
         *(Scan(20, 4, *case) for case in lengths + batches),
-        *(Scan(units, 4, *case) for units in (5, 8, 32, 64) for case in few),
-        *(Scan(units, 8, *case) for units in (8, 20, 64) for case in few),
+        *(Scan(units, 4, *case) for units in (5, 8, 32, 64) for case in grid),
+        *(Scan(units, 8, *case) for units in (8, 20, 64) for case in grid),
     ]
 
 
@@ -142,10 +142,10 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"# plans of scans on {card}, {machine.headline(host)}\n\n{summary(rows)}", end="")
     if options.output:
         report.write_json(options.output, {"machine": host, "card": card, "rows": rows})
-    wrong = sum(timing["is_wrong"] for entry in rows for timing in entry["plans"])
-    if wrong:
-        print(f"{wrong} plans differ from the serial chain", file=sys.stderr)
-    return 1 if wrong else 0
+    deviations = sum(timing["is_wrong"] for entry in rows for timing in entry["plans"])
+    if deviations:
+        print(f"{deviations} plans differ from the serial chain", file=sys.stderr)
+    return 1 if deviations else 0
 
 
 if __name__ == "__main__":

@@ -54,11 +54,18 @@ def test_a_failure_is_told_and_the_report_goes_on(
     assert "| fourth | pass | GPU: 3 ms" in table[3]
 
 
-@pytest.mark.parametrize("net", ["cnn"])
-def test_training_on_cpus(net: str) -> None:
-    result = run_job(2, [sys.executable, "-m", "tests.gpu_report.training", net]).check()
+def test_training_and_calls_on_cpus() -> None:
+    result = run_job(
+        2,
+        """
+        from tests.gpu_report import calls, training
+        training.main("cnn")
+        calls.main()
+        """,
+    ).check()
     assert "CPU: " in result.stdout
     assert "ms a step of 64 rows a rank" in result.stdout
+    assert "allreduce of 4 KiB: compiled " in result.stdout
 
 
 def test_a_rank_that_dies_on_cpus() -> None:

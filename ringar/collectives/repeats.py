@@ -45,15 +45,21 @@ def remember(value: Array | None, arguments: tuple[Any, ...], call: Call) -> Non
         arguments: as of `find`; empty for a call that cannot be repeated.
         call: the call of these arguments.
     """
-    if not arguments or native.absence() or not tensorflow.is_eager():
+    if arguments:
+        keep(_key(value, arguments), lambda: _repeat(call, value))
+
+
+def keep(key: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> None:
+    """Keep what `make` returns under a key, if calls are run now and the key has a hash."""
+    if native.absence() or not tensorflow.is_eager():
         return
     try:
-        hash(arguments)
+        hash(key)
     except TypeError:
         return
     if len(place.repeats) >= REMEMBERED:
         place.repeats.clear()
-    place.repeats[_key(value, arguments)] = _repeat(call, value)
+    place.repeats[key] = make()
 
 
 def _key(value: Array | None, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ stream afterwards finds the results.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -99,8 +100,20 @@ def run_group(
             results[index] = _empty(place, (rows, *arrays[index].shape[1:]), arrays[index])
         return int(results[index].data.ptr)
 
-    is_told = outputs is not None or not collectives.COLLECTIVES[call.collective].ranks_may_differ
-    shortage: MemoryError | None = None
+    def enqueue(addresses: list[int] | None) -> np.ndarray:
+        return native.run_on_gpu(
+            call.spec(inputs.dtypes[0]),
+            [array.data.ptr for array in arrays],
+            [array.shape for array in arrays],
+            addresses,
+            None if is_known else allocate,
+            place.device.id,
+            place.stream.ptr,
+            splits=splits,
+            received_count=received_count,
+        )
+
+    is_known = not collectives.COLLECTIVES[call.collective].ranks_may_differ
     with place:
         if outputs is not None:
             results = list(outputs)
@@ -108,24 +121,11 @@ def run_group(
             pairs = zip(shapes, arrays, strict=True)
             try:
                 results = [_empty(place, tuple(shape), array) for shape, array in pairs]
-            except MemoryError as error:
-                shortage = error  # the engine refuses a call without outputs, on all ranks
-        try:
-            received = native.run_on_gpu(
-                call.spec(inputs.dtypes[0]),
-                [array.data.ptr for array in arrays],
-                [array.shape for array in arrays],
-                [result.data.ptr for result in results] if is_told and shortage is None else None,
-                None if is_told else allocate,
-                place.device.id,
-                place.stream.ptr,
-                splits=splits,
-                received_count=received_count,
-            )
-        except RingarError:
-            if shortage is None:
+            except MemoryError:
+                with contextlib.suppress(RingarError):  # refused on all ranks
+                    enqueue(None)
                 raise
-            raise shortage from None
+        received = enqueue([result.data.ptr for result in results] if is_known else None)
     return results, received
 
 

@@ -6,13 +6,16 @@ and describes them, and leaves a function for those that follow.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ringar.collectives import collective as collectives
-from ringar.collectives.call import REMEMBERED, Call
-from ringar.job import native, place, tensorflow
+from ringar.collectives import repeats
+from ringar.collectives.call import Call
+from ringar.errors import RingarError
+from ringar.job import place, tensorflow
 from ringar.job.native_repeat import RepeatOnGpu
 
 Repeat = Callable[[Any, Any], Any]
@@ -49,20 +52,8 @@ def remember(cupy: Any, array: Any, dtype: str, arguments: tuple[Any, ...], call
         arguments: as of `find`.
         call: the call of these arguments.
     """
-    if type(array) is not cupy.ndarray or not array.flags.c_contiguous:
-        return
-    if native.absence() or not tensorflow.is_eager():
-        return
-    shapes = collectives.output_shapes(call, [array.shape])
-    assert shapes is not None, call.collective
-    try:
-        key = _key(array, arguments)
-        hash(key)
-    except TypeError:
-        return
-    if len(place.repeats) >= REMEMBERED:
-        place.repeats.clear()
-    place.repeats[key] = _repeat(cupy, call.spec(dtype), array, shapes[0])
+    if type(array) is cupy.ndarray and array.flags.c_contiguous:
+        repeats.keep(_key(array, arguments), lambda: _repeat(cupy, call, dtype, array))
 
 
 def _can_be_result(out: Any, array: Any) -> bool:
@@ -82,17 +73,21 @@ def _key(array: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return array.dtype, array.shape, array.flags.c_contiguous, array.data.device_id, arguments
 
 
-def _repeat(cupy: Any, spec: str, like: Any, shape: Sequence[int]) -> Repeat:
-    run, number, dtype, of_results = (
-        RepeatOnGpu(spec, like.shape),
-        like.data.device_id,
-        like.dtype,
-        tuple(shape),
-    )
+def _repeat(cupy: Any, call: Call, name: str, like: Any) -> Repeat:
+    shapes = collectives.output_shapes(call, [like.shape])
+    assert shapes is not None, call.collective
+    run, shape = RepeatOnGpu(call.spec(name), like.shape), tuple(shapes[0])
+    number, dtype = like.data.device_id, like.dtype
 
     def repeat(array: Any, out: Any) -> Any:
-        result = cupy.empty(of_results, dtype) if out is None else out
-        run(array.data.ptr, result.data.ptr, number, cupy.cuda.get_current_stream().ptr)
+        stream = cupy.cuda.get_current_stream().ptr
+        try:
+            result = cupy.empty(shape, dtype) if out is None else out
+        except MemoryError:
+            with contextlib.suppress(RingarError):  # refused on all ranks
+                run(array.data.ptr, None, number, stream)
+            raise
+        run(array.data.ptr, result.data.ptr, number, stream)
         return result
 
     return repeat

@@ -84,18 +84,19 @@ class RepeatOnGpu:
         self._run = functools.partial(native.library().ringar_run_on_gpu, spec.encode())
         self._dims, self._rank = int64s(shape), len(shape)
 
-    def __call__(self, address: int, output: int, device: int, stream: int) -> None:
+    def __call__(self, address: int, output: int | None, device: int, stream: int) -> None:
         """Enqueue it in the order of a stream; raise as `ringar.cupy.allreduce`.
 
         Args:
             address: of the array.
-            output: the address for the result.
+            output: the address for the result; None: there is no memory for it, which is an
+                error on all ranks.
             device: the number of the GPU.
             stream: the address of the CUDA stream.
         """
         array = native.Description(
             native.address_of(address),
-            native.address_of(output),
+            None if output is None else native.address_of(output),
             self._rank,
             ctypes.addressof(self._dims),
         )

@@ -71,6 +71,10 @@ def parts(gpus: int, nccl: tuple[int, int] | None) -> list[Part]:
     name, ranks, environment, impossible = together
     plan += [
         Part(
+            f"small collectives, {name}", ranks, ("-m", "tests.gpu_report.calls"),
+            90, environment, impossible, "allreduce of",
+        ),
+        Part(
             f"a rank that dies, {name}", ranks, ("-m", "tests.gpu_report.lost_rank"),
             90, environment, impossible, "the others knew",
         ),

@@ -136,6 +136,11 @@ class Host:
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
         return [pid for pid in pids if pid != self.pid and _namespace(pid, "net") == network]
 
+    def lose(self) -> None:
+        """Kills everything that runs on this host, for good: the agent starts nothing on it."""
+        (self._hosts.folder / f"{self.name}.lost").touch()
+        self.kill()
+
     def kill(self, pids: Iterable[int] | None = None) -> int:
         """Kills everything that runs on this host, or some of it; returns how many that were."""
         killed: set[int] = set()
@@ -350,6 +355,9 @@ shift
 case "${{name#*@}}" in
 {cases}*) echo "agent: could not resolve hostname $name" >&2; exit 255 ;;
 esac
+if [ -e "{folder}/${{name#*@}}.lost" ]; then
+    echo "agent: connect to host $name: No route to host" >&2; exit 255
+fi
 exec nsenter --target "$pid" --mount --uts --net -- env -i -C "$HOME" \\
     HOME="$HOME" PATH="$PATH" SHELL=/bin/sh TMPDIR="{folder}/${{name#*@}}" \\
     RINGAR_TEST_MARK="$RINGAR_TEST_MARK" RINGAR_BENCHMARK_JOB="$RINGAR_BENCHMARK_JOB" \\

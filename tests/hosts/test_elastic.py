@@ -93,16 +93,23 @@ def test_ranks_on_two_hosts_die_in_turn_and_are_replaced() -> None:
 def test_hosts_are_absent_cut_off_and_lost_and_others_come(tmp_path: Path) -> None:
     """One host is not there, the link of another one is cut, a third one is killed."""
     listed = tmp_path / "hosts"
-    listed.write_text("host0 slots=2\nhost9 slots=1\nhost1 slots=1\n")
+
+    def name(*lines: str) -> None:
+        """Name the hosts: at once, for the launcher reads the file while the job runs."""
+        new = tmp_path / "new"
+        new.write_text("".join(f"{line}\n" for line in lines))
+        new.replace(listed)
+
+    name("host0 slots=2", "host9 slots=1", "host1 slots=1")
     with Hosts(3) as hosts:
 
         def replace() -> None:
-            listed.write_text("host0 slots=2\nhost2 slots=1\n")
+            name("host0 slots=2", "host2 slots=1")
 
         def lose() -> None:
             hosts[1].restore()
-            hosts[2].kill()
-            listed.write_text("host0 slots=2\nhost1 slots=1\n")
+            hosts[2].lose()
+            name("host0 slots=2", "host1 slots=1")
 
         steps = [
             ("[0] 3 ranks on 2 hosts", hosts[1].cut),

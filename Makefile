@@ -34,7 +34,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # What work on ringar needs beyond what users have, in pyproject.toml.
 GROUPS := test build lint docs
-# Python compiles the modules that are used when they are: few of TensorFlow's ten thousand.
+# Python compiles the modules that are used when they are, few of TensorFlow's ten thousand, and keeps
+# them, whatever the environment says: images of containers often forbid it, and each process would
+# compile for six seconds.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 # Stamps of what is installed: all packages of development, or what users have.
 STAMP := $(VENV)/.ringar-installed

@@ -1,4 +1,7 @@
-"""Long loops of large allreduces, in the ways in which programs run them."""
+"""Long loops of large allreduces, in the ways in which programs run them.
+
+The loop of NumPy's arrays imports no TensorFlow, as its programs do not.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
 import ringar
 
@@ -30,6 +32,8 @@ def numpy_loop() -> Loop:
 
 
 def eager_loop() -> Loop:
+    import tensorflow as tf
+
     tensor = tf.ones(LENGTH)
 
     def run(count: int) -> None:
@@ -40,8 +44,10 @@ def eager_loop() -> Loop:
 
 
 def _loop_in_function(jit_compile: bool) -> Loop:
+    import tensorflow as tf
+
     @tf.function(jit_compile=jit_compile, autograph=False)
-    def loop(count: tf.Tensor) -> tf.Tensor:
+    def loop(count: Any) -> Any:
         return tf.while_loop(
             lambda i, x: i < count,
             lambda i, x: (i + 1, ringar.allreduce(x, name="loop")),
@@ -60,6 +66,9 @@ def compiled_loop() -> Loop:
 
 
 def _fit(jit_compile: bool) -> Loop:
+    import keras
+    import tensorflow as tf
+
     model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)])
     optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.0))
     model.compile(optimizer, "mse", jit_compile=jit_compile)

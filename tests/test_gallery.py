@@ -46,9 +46,7 @@ def test_a_script(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.job
 @pytest.mark.deadline(400)
-@pytest.mark.parametrize(
-    "name", [fast_if(name in ("finetuning", "search"), name) for name in EXAMPLES]
-)
+@pytest.mark.parametrize("name", [fast_if(name == "finetuning", name) for name in EXAMPLES])
 def test_a_notebook(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from nbclient import NotebookClient
 

@@ -74,21 +74,28 @@ def of_global_batch(loss: Any, value: Any, parts: Parts, y_true: Any, y_pred: An
         return value
     ratio = batch_ratios.ratio_of(loss)
     if ratio is not None and parts.mask is None and parts.sample_weight is None:
-        sums = batch_ratios.sums_of(loss, y_true, y_pred)
+        sums = _summand(batch_ratios.sums_of(loss, y_true, y_pred))
         if sums.shape.is_fully_defined():
             total, share_of_rank = _of_all(sums, step)
-            return _scaled(_reduced(ratio(total), loss.reduction), share_of_rank)
+            return _scaled(_reduced(ratio(total), loss.reduction), share_of_rank, value.dtype)
     if not parts.has_rows(y_true, y_pred) or _compares_rows(loss):
         _warn(loss, step)
         return value
+    summand = _summand(value)
     if is_unreduced or loss.reduction not in _MEANS:
-        total, share_of_rank = _of_all(tf.reduce_sum(value)[None], step)
-        return _scaled(value if is_unreduced else total[0], share_of_rank)
-    normalizer = parts.normalizer(loss.reduction == "mean_with_sample_weight", value.dtype)
+        total, share_of_rank = _of_all(tf.reduce_sum(summand)[None], step)
+        return _scaled(summand if is_unreduced else total[0], share_of_rank, value.dtype)
+    normalizer = parts.normalizer(loss.reduction == "mean_with_sample_weight", summand.dtype)
     if normalizer is None:
         return value
-    total, share_of_rank = _of_all(tf.stack([value * normalizer, normalizer]), step)
-    return _scaled(tf.math.divide_no_nan(total[0], total[1]), share_of_rank)
+    total, share_of_rank = _of_all(tf.stack([summand * normalizer, normalizer]), step)
+    return _scaled(tf.math.divide_no_nan(total[0], total[1]), share_of_rank, value.dtype)
+
+
+def _summand(value: Any) -> tf.Tensor:
+    """Return `value` in a dtype for sums: 16 bits count 256 or 2,048 rows, and few weights."""
+    is_narrow = value.dtype in (tf.float16, tf.bfloat16)
+    return tf.cast(value, tf.float32 if is_narrow else value.dtype)
 
 
 def _of_all(sums: tf.Tensor, step: share.Step) -> tuple[tf.Tensor, tf.Tensor]:
@@ -112,11 +119,11 @@ def _of_all(sums: tf.Tensor, step: share.Step) -> tuple[tf.Tensor, tf.Tensor]:
     return sums + tf.stop_gradient(total - sums), rows / of_ranks[count]
 
 
-def _scaled(value: tf.Tensor, share_of_rank: tf.Tensor) -> tf.Tensor:
-    """Return `value` with a gradient whose average, weighted by shares, is the ranks' sum."""
+def _scaled(value: tf.Tensor, share_of_rank: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return `value` as `dtype`; its gradient's average, weighted by shares, is the ranks' sum."""
     factor = tf.math.divide_no_nan(tf.ones_like(share_of_rank), share_of_rank)
     scaled = value * tf.stop_gradient(factor)
-    return scaled + tf.stop_gradient(value - scaled)
+    return tf.cast(scaled + tf.stop_gradient(value - scaled), dtype)
 
 
 def _reduced(values: tf.Tensor, reduction: Any) -> tf.Tensor:

@@ -135,6 +135,21 @@ def test_losses_with_other_normalizers(
     check(size, rank, build, make, loss=loss, jit_compile=jit_compile, optimizer=optimizer)
 
 
+def test_weights_of_all_ranks_that_16_bits_cannot_hold(rank: int, size: int) -> None:
+    """The weights of a rank add up to 36,000; float16 ends at 65,504."""
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+    )
+    loss = MSE(reduction="mean_with_sample_weight", dtype="float16")
+    model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss)
+    x, y = np.full((6, 1), 1 / (rank + 1), np.float32), np.zeros((6, 1), np.float32)
+    callbacks = [ringar.callbacks.Distributed()]
+    history = model.fit(x, y, 6, sample_weight=np.full(6, 6000.0), verbose=0, callbacks=callbacks)
+    mean = np.mean([1 / (other + 1) ** 2 for other in range(size)])
+    assert history.history["loss"][0] == pytest.approx(mean, rel=2e-3)
+    assert common.values(model)[0].item() == pytest.approx(1 - 0.2 * mean, rel=2e-3)
+
+
 class Focused(keras.losses.Loss):
     """Weighs the values of another loss, which is not reduced."""
 

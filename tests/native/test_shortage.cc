@@ -55,7 +55,7 @@ void expect_to_be_told(const Status& status, const char* cause, const char* size
 }
 
 TEST(shortage_at_the_start_is_an_error_of_all_ranks) {
-  const int file = file_in_a_tmpfs_of("8m");
+  const int file = file_in_a_tmpfs_of("6m");
   on_processes(4, [&](Rank& me) {
     me.config.segment_fd = file;
     const auto engine = me.engine();
@@ -63,9 +63,9 @@ TEST(shortage_at_the_start_is_an_error_of_all_ranks) {
     EXPECT_EQ(status.code(), RINGAR_OUT_OF_MEMORY);
     EXPECT_CONTAINS(status.message(), "rank " + std::to_string(me.rank) + " | rank ");
     expect_to_be_told(status,
-                      "has too little shared memory: expected 2.6 MB of shared memory for each of "
+                      "has too little shared memory: expected 2.0 MB of shared memory for each of "
                       "4 ranks on this host, received ",
-                      "8.4");
+                      "6.3");
   });
   close(file);
 }
@@ -81,7 +81,7 @@ TEST(shortage_for_a_process_set_is_an_error_of_all_ranks) {
       const Status status = engine->add_process_set({0, 2}, &id);
       EXPECT_EQ(status.code(), RINGAR_MISMATCH);
       expect_to_be_told(status,
-                        ", refused: expected 1.6 MB of shared memory for each of 2 ranks on this "
+                        ", refused: expected 3.1 MB of shared memory for each of 2 ranks on this "
                         "host, received ",
                         "8.4");
     }

@@ -20,8 +20,9 @@ void Offers::for_each(const Table& table, Visit visit) const {
   }
 }
 
-Offers::Offers(IntraNodeCommunicator& host, const Request& request, const BufferList& array)
-    : host_(host), request_(request), unpooled_(&array) {
+Offers::Offers(IntraNodeCommunicator& host, const Request& request, const BufferList& array,
+               size_t slice)
+    : host_(host), request_(request), unpooled_(&array), slice_(slice) {
   write();
   const Table& entries = table(host.rank());
   if (entries.count == 0) return;
@@ -38,7 +39,7 @@ void Offers::write() {
   Table& entries = table(host_.rank());
   size_t count = 0;
   if (host_.outputs()) {
-    const size_t room = (host_.slice_bytes() - offsetof(Table, offers)) / sizeof(Offer);
+    const size_t room = (slice_ - offsetof(Table, offers)) / sizeof(Offer);
     for (size_t i = 0; i < std::min(room, request_.tensors.size()); ++i) {
       const Tensor& tensor = request_.tensors[i];
       entries.offers[i] = {host_.offer_of(tensor.input), host_.offer_of(tensor.output)};

@@ -26,8 +26,10 @@ void offer_inputs(const IntraNodeCommunicator& host, const Request& request, uin
 
 class Offers {
  public:
-  // Before the first exchange: offers this rank's arrays. `array` is all of its request.
-  Offers(IntraNodeCommunicator& host, const Request& request, const BufferList& array);
+  // Before the first exchange: offers this rank's arrays. `array` is all of its request, `slice`
+  // the bytes of a slice of its first block.
+  Offers(IntraNodeCommunicator& host, const Request& request, const BufferList& array,
+         size_t slice);
 
   // After it: reads the others' offers.
   void read();
@@ -54,8 +56,7 @@ class Offers {
   };
 
   Table& table(int rank) const {
-    return *reinterpret_cast<Table*>(host_.send_buffer(rank) +
-                                     host_.slice_bytes() * static_cast<size_t>(rank));
+    return *reinterpret_cast<Table*>(host_.send_buffer(rank) + slice_ * static_cast<size_t>(rank));
   }
   void write();
   // Calls visit(tensor, bytes, its offer) for each tensor of the request.
@@ -65,6 +66,7 @@ class Offers {
   IntraNodeCommunicator& host_;
   const Request& request_;
   const BufferList* unpooled_;
+  const size_t slice_;
   bool complete_ = true;
 };
 

@@ -35,6 +35,10 @@ struct Stream {
   size_t begin(uint64_t step) const { return step == 0 ? 0 : room - header + (step - 1) * room; }
   size_t end(uint64_t step, size_t total) const { return std::min(total, begin(step + 1)); }
   size_t place(uint64_t step) const { return step == 0 ? header : 0; }
+  // The bytes of a send buffer, if the stream has `total`.
+  size_t buffer_bytes(uint64_t step, size_t total) const {
+    return place(step) + end(step, total) - std::min(begin(step), total);
+  }
   bool is_last(uint64_t step, size_t longest) const { return begin(step + 1) >= longest; }
 };
 
@@ -82,7 +86,7 @@ Status run_stream(IntraNodeCommunicator& host, const Stream& stream, const Buffe
                    host.send_buffer(r) + stream.place(step));
       }
     });
-    host.finish_step();
+    host.finish_step(stream.buffer_bytes(step, longest), 0);
     if (stream.is_last(step, longest)) return {};
   }
 }

@@ -10,14 +10,14 @@
 //
 // Step 3 of block b runs after step 2 of block b+1, so that a rank waits for its peers once per
 // block, and for results that are long there. A tensor is read once and written once, which is what
-// a memcpy does; everything between stays in cache, since buffers are reused every second block.
+// a memcpy does; everything between stays in cache, since buffers are reused after a few blocks.
 // For n ranks and K bytes a rank moves (n-1)/n K into its send buffer, reads as much from the send
 // buffers and (n-1)/n K from the result buffers: the 2 (n-1)/n K of a bandwidth-optimal ring
 // (Patarasuk and Yuan 2009), in 2 steps instead of 2 (n-1). The idea of sparing copies is that of
 // the movement-avoiding reductions of Peng et al. (SC'23).
 //
-// Result buffer s % 2 is overwritten at step s. Its readers are done: they read the results of step
-// s-2 before they arrived at step s, and the writer has waited for that.
+// The result buffer of step s-2 may be overwritten at step s. Its readers are done: they read it
+// before they arrived at step s, and the writer has waited for that.
 //
 // Where an output lies in the pool (engine/output_pool.h), owners write their sums to it at once,
 // and there is no step 3. Where an input does, owners read it there, and there is no step 1 but the
@@ -79,11 +79,11 @@ Status allreduce_small(IntraNodeCommunicator& host, const Request& request,
   host.timed(Span::kCopy, [&] { array.gather(0, array.size(), host.send_buffer(host.rank())); });
   RINGAR_RETURN_IF_ERROR(host.handshake());
   host.timed(Span::kReduce, [&] { reduce_range(host, request, array, 0, array.size(), 0); });
-  host.finish_step();
+  host.finish_step(array.size(), 0);
   return {};
 }
 
-// Where the slices of one block lie in the buffer list.
+// Where the slices of one block lie in the buffer list, and one after the other in a send buffer.
 struct Block {
   size_t begin, end, slice;
 
@@ -106,7 +106,7 @@ void publish_slices(const IntraNodeCommunicator& host, const BufferList& array,
   for (int r = 0; r < host.size(); ++r)
     if (r != host.rank())
       array.gather(block.slice_begin(r), block.slice_end(r),
-                   host.send_buffer(host.rank()) + host.slice_bytes() * static_cast<size_t>(r));
+                   host.send_buffer(host.rank()) + block.slice * static_cast<size_t>(r));
 }
 
 Status copy_results(IntraNodeCommunicator& host, const BufferList& array, const Block& block,
@@ -125,7 +125,7 @@ Status copy_results(IntraNodeCommunicator& host, const BufferList& array, const 
 // Reduces this rank's slice of a block, and sees to it that the others get the sums.
 void reduce_slice(IntraNodeCommunicator& host, const Request& request, const BufferList& array,
                   const Offers& offers, const Block& block) {
-  const size_t at = host.slice_bytes() * static_cast<size_t>(host.rank());
+  const size_t at = block.slice * static_cast<size_t>(host.rank());
   std::byte* const buffer = host.result(host.rank(), host.step());
   const bool past_caches = host.stores_past_caches(array.size());
   const auto copy = past_caches ? copy_past_caches : copy_to_shared;
@@ -160,7 +160,7 @@ void reduce_slice(IntraNodeCommunicator& host, const Request& request, const Buf
 Status allreduce_by_blocks(IntraNodeCommunicator& host, const Request& request,
                            const BufferList& array) {
   const size_t ranks = static_cast<size_t>(host.size());
-  Offers offers(host, request, array);
+  Offers offers(host, request, array, block_at(0, array.size(), ranks, host.slice_bytes()).slice);
   Block previous{};
   for (size_t begin = 0; begin < array.size(); begin = previous.end) {
     Block block = block_at(begin, array.size(), ranks, host.slice_bytes());
@@ -172,7 +172,7 @@ Status allreduce_by_blocks(IntraNodeCommunicator& host, const Request& request,
     host.post_result();
     if (begin > 0)
       RINGAR_RETURN_IF_ERROR(copy_results(host, offers.unpooled(), previous, host.step() - 1));
-    host.finish_step();
+    host.finish_step(ranks * block.slice, block.slice);
     previous = block;
   }
   RINGAR_RETURN_IF_ERROR(copy_results(host, offers.unpooled(), previous, host.step() - 1));
@@ -190,17 +190,24 @@ Status allreduce_in_shared_memory(IntraNodeCommunicator& host, Request& request)
 // As allreduce, but a block is a slice of each rank's rows, and results stay with their owners.
 // Where all inputs are in the pool, one block has everything.
 Status reducescatter_in_shared_memory(IntraNodeCommunicator& host, Request& request) {
-  const size_t at = host.slice_bytes() * static_cast<size_t>(host.rank());
+  const size_t ranks = static_cast<size_t>(host.size());
+  std::vector<size_t>& sizes = host.workspace().sizes;
+  sizes.assign(ranks, 0);
+  deal_rows(request, host.size(), [&](size_t, int r, int64_t, const std::byte*, size_t bytes) {
+    sizes[static_cast<size_t>(r)] += bytes;
+  });
+  const size_t longest = *std::max_element(sizes.begin(), sizes.end());
+  const size_t slice = std::min(host.slice_bytes(), (longest + 63) / 64 * 64);
+  const auto at = [&](int r) { return slice * static_cast<size_t>(r); };
+
   // As in offers.h, in the slice that is its rank's own.
   const auto offers = [&](int r) {
-    return reinterpret_cast<uint64_t*>(host.send_buffer(r) +
-                                       host.slice_bytes() * static_cast<size_t>(r));
+    return reinterpret_cast<uint64_t*>(host.send_buffer(r) + at(r));
   };
-  const size_t offered = std::min(request.tensors.size(), host.slice_bytes() / sizeof(uint64_t));
+  const size_t offered = std::min(request.tensors.size(), slice / sizeof(uint64_t));
   offer_inputs(host, request, offers(host.rank()), offered);
 
   std::vector<BufferList>& shares = host.workspace().array_per_rank();
-  size_t longest = 0;
   deal_rows(
       request, host.size(), [&](size_t i, int r, int64_t, const std::byte* input, size_t bytes) {
         const bool is_receiver = r == host.rank(), pooled = i < offered && offers(host.rank())[i];
@@ -208,8 +215,6 @@ Status reducescatter_in_shared_memory(IntraNodeCommunicator& host, Request& requ
                                               is_receiver ? request.tensors[i].output : nullptr,
                                               bytes);
       });
-  for (const BufferList& share : shares) longest = std::max(longest, share.size());
-
   const BufferList& own_share = shares[static_cast<size_t>(host.rank())];
   std::vector<BufferList>& pool_shares = host.workspace().in_pool_per_rank();
   bool any_in_pool = false, all_in_pool = true;
@@ -232,8 +237,7 @@ Status reducescatter_in_shared_memory(IntraNodeCommunicator& host, Request& requ
       for (int r = 0; r < host.size(); ++r) {
         const BufferList& share = shares[static_cast<size_t>(r)];
         if (r != host.rank())
-          share.gather(begin, std::min(end, share.size()),
-                       host.send_buffer(host.rank()) + host.slice_bytes() * static_cast<size_t>(r));
+          share.gather(begin, std::min(end, share.size()), host.send_buffer(host.rank()) + at(r));
       }
     });
     RINGAR_RETURN_IF_ERROR(begin == 0 ? host.handshake() : host.exchange());
@@ -242,10 +246,10 @@ Status reducescatter_in_shared_memory(IntraNodeCommunicator& host, Request& requ
     const size_t stop = std::min(end, own_share.size());
     if (begin < stop)
       host.timed(Span::kReduce, [&] {
-        reduce_range(host, request, own_share, begin, stop - begin, at,
+        reduce_range(host, request, own_share, begin, stop - begin, at(host.rank()),
                      any_in_pool ? &pool_shares : nullptr);
       });
-    host.finish_step();
+    host.finish_step(ranks * slice, 0);
     begin = end;
   } while (begin < longest);
   return any_in_pool ? host.part_from_inputs() : Status();

@@ -6,13 +6,21 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <emmintrin.h>
+#include <x86intrin.h>
 #endif
 
+#include "engine/way_of_copies.h"
+
 namespace ringar {
-namespace {
 
 // Sanitizers see what memcpy writes, and nothing of assembly.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+
+namespace {
+
+// A string move takes a while to start. Between 4 and 32 KiB, and with memcpy in its place, times
+// differ only where cores share no cache.
+constexpr size_t kLeastMeasured = 8192;
 
 // "Enhanced rep movsb": CPUID leaf 7, EBX bit 9.
 bool has_fast_string_move() {
@@ -26,25 +34,33 @@ void string_move(std::byte* to, const std::byte* from, size_t bytes) {
   asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
 }
 
-#else
-
-constexpr bool fast_string_move = false;
-void string_move(std::byte*, const std::byte*, size_t) {}
-
-#endif
-
-// A string move takes a while to start. Between 4 and 32 KiB, and with memcpy in its place, times
-// differ only where cores share no cache, so nothing is measured here.
-constexpr size_t kLeastStringMove = 8192;
+thread_local WayOfCopies way;
 
 }  // namespace
 
 void copy_to_shared(std::byte* to, const std::byte* from, size_t bytes) {
-  if (fast_string_move && bytes >= kLeastStringMove)
+  if (bytes < kLeastMeasured) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  const bool past_caches = way.next_is_past_caches();
+  const uint64_t begin = __rdtsc();
+  if (past_caches)
+    copy_past_caches(to, from, bytes);
+  else if (fast_string_move)
     string_move(to, from, bytes);
   else
     std::memcpy(to, from, bytes);
+  way.took(past_caches, bytes, __rdtsc() - begin);
 }
+
+#else
+
+void copy_to_shared(std::byte* to, const std::byte* from, size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
+
+#endif
 
 #if defined(__x86_64__)
 

@@ -16,15 +16,27 @@ struct alignas(4096) IntraNodeCommunicator::Line {
 namespace {
 
 constexpr double kTransferRest = 50e-6;  // while transfers need to be polled
+// The rings of send buffers of all ranks, which a core reads in turn with its own; those of results
+// have as many places.
+constexpr size_t kRings = size_t{4} << 20;
+
+BufferRing ring_of_sends(size_t ranks) {
+  return {ranks * tuning_for(ranks).slice_bytes, kRings / ranks};
+}
+
+BufferRing ring_of_results(size_t ranks) {
+  return {tuning_for(ranks).slice_bytes, ring_of_sends(ranks).bytes() / ranks};
+}
 
 }  // namespace
 
-// Its line, two send buffers, two result buffers; in whole pages, so that no two ranks write to one
+// Its line, its send buffers, its result buffers; in whole pages, so that no two ranks write to one
 // page.
 Extent IntraNodeCommunicator::part(int size, int rank, uint64_t offset) {
   if (size == 1) return {};
   const size_t n = static_cast<size_t>(size);
-  const size_t bytes = page_up(sizeof(Line) + 2 * (n + 1) * tuning_for(n).slice_bytes);
+  const size_t bytes =
+      page_up(sizeof(Line) + ring_of_sends(n).bytes() + ring_of_results(n).bytes());
   return {offset + bytes * static_cast<size_t>(rank), bytes};
 }
 
@@ -43,7 +55,9 @@ IntraNodeCommunicator::IntraNodeCommunicator(int set_id, std::vector<Member> mem
       op_state_(op_state),
       tuning_(tuning_for(members_.size())),
       part_bytes_(part(size(), 0, 0).bytes),
-      workspace_(members_.size()) {
+      workspace_(members_.size()),
+      sends_(ring_of_sends(members_.size())),
+      results_(ring_of_results(members_.size())) {
   if (size() > 1) memory_ = segment_->map(offset, shared_bytes(size()));
 }
 
@@ -57,12 +71,12 @@ IntraNodeCommunicator::Line& IntraNodeCommunicator::line(int rank) const {
 
 std::byte* IntraNodeCommunicator::send_buffer(int rank) const {
   auto* buffers = reinterpret_cast<std::byte*>(&line(rank)) + sizeof(Line);
-  return buffers + (step_ % 2) * send_buffer_bytes();
+  return buffers + sends_.place();
 }
 
 std::byte* IntraNodeCommunicator::result(int rank, uint64_t step) const {
   auto* buffers = reinterpret_cast<std::byte*>(&line(rank)) + sizeof(Line);
-  return buffers + 2 * send_buffer_bytes() + (step % 2) * slice_bytes();
+  return buffers + sends_.bytes() + (step == step_ ? results_.place() : results_.last_place());
 }
 
 Signature& IntraNodeCommunicator::signature(int rank, uint64_t sequence) const {
@@ -108,7 +122,9 @@ Status IntraNodeCommunicator::exchange() {
   return {};
 }
 
-void IntraNodeCommunicator::finish_step() {
+void IntraNodeCommunicator::finish_step(size_t send_bytes, size_t result_bytes) {
+  sends_.advance(send_bytes);
+  results_.advance(result_bytes);
   ++step_;
 }
 

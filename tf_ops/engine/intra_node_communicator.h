@@ -7,11 +7,12 @@
 //     rank 0   write out[0] | arrived=1 | read the others' out[0] | write out[1] | arrived=2 | ...
 //     rank 1   write out[0] | arrived=1 | read the others' out[0] | write out[1] | arrived=2 | ...
 //
-// There are two send buffers, used in turn, and that is all the synchronization it takes: who
-// raises arrived for step s+1 has finished reading step s, so whoever has seen all flags of step
-// s+1 may write send buffer s again, in step s+2. An algorithm that reduces has a second pair, the
-// `result` buffers, announced by a second flag; the same argument covers them, because a rank reads
-// the results of step s before it arrives at s+2 (see shared_memory_reduce.cc).
+// The send buffers of two steps that follow each other lie apart (buffer_ring.h), and that is all
+// the synchronization it takes: who raises arrived for step s+1 has finished reading step s, so
+// whoever has seen all flags of step s+1 may write to send buffer s again, in step s+2. An
+// algorithm that reduces has a second ring, of `result` buffers, announced by a second flag; the
+// same argument covers them, because a rank reads the results of step s before it arrives at s+2
+// (see shared_memory_reduce.cc).
 //
 // The first step of every collective carries the rank's signature, and its digest beside the flag.
 // A wait ends in one of three ways: the flag, a Status that says who is missing and why, or, after
@@ -23,6 +24,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/buffer_ring.h"
 #include "engine/flag.h"
 #include "engine/op_state.h"
 #include "engine/shared_segment.h"
@@ -78,8 +80,9 @@ class IntraNodeCommunicator {
     const int place = members_[static_cast<size_t>(rank)].segment_place;
     return offer ? outputs()->at(place, offer - 1) : nullptr;
   }
-  std::byte* send_buffer(int rank) const;            // of the step under way
-  std::byte* result(int rank, uint64_t step) const;  // slice_bytes() each
+  std::byte* send_buffer(int rank) const;  // of the step under way
+  // Of the step under way, or of the one before; slice_bytes() each.
+  std::byte* result(int rank, uint64_t step) const;
   uint64_t step() const { return step_; }
 
   // The first exchange of a collective. A disagreement, after which the step is finished, is an
@@ -88,7 +91,9 @@ class IntraNodeCommunicator {
   Status check_consistency(bool* agree);
   // Arrives, and waits for all others.
   Status exchange();
-  void finish_step();
+  // Each rank has written at most so many bytes from the begin of its send and its result buffer.
+  // All ranks give the same numbers; what differs from rank to rank is left out.
+  void finish_step(size_t send_bytes = SIZE_MAX, size_t result_bytes = SIZE_MAX);
   // Ends a collective in which ranks read each other's inputs where they lie: returns when nobody
   // reads this rank's any longer.
   Status part_from_inputs();
@@ -127,6 +132,7 @@ class IntraNodeCommunicator {
   Workspace workspace_;
   std::byte* memory_ = nullptr;
   uint64_t step_ = 0;  // the step under way
+  BufferRing sends_, results_;
 };
 
 }  // namespace ringar

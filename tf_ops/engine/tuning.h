@@ -2,10 +2,9 @@
 //
 // One of them differs from machine to machine, and is measured where a job runs (calibration.h):
 // from which size on an allreduce stores its results past the caches. The others are constants. A
-// slice of 256 KiB is within 3% of the best on every processor that was tried, and on some there is
-// no difference; small ones cost 40%, since they take more exchanges. Whether 8 to 256 KiB are
-// reduced in one exchange or in blocks changes 4%, and steps of training take the same time with
-// any limit of inline requests above 64 KiB.
+// slice of 128 KiB is within 3% of the best on the processors that were tried, and on some there is
+// no difference. Whether 8 to 256 KiB are reduced in one exchange or in blocks changes 4%, and
+// steps of training take the same time with any limit of inline requests above 64 KiB.
 //
 // The constants come from tuning_table.inc, which `python -m benchmarks.collectives.crossover`
 // writes. RINGAR_TUNING=slice=131072,small=65536,inline=65536,chunk=65536,lanes=24,past=16777216

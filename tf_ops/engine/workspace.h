@@ -13,7 +13,7 @@ namespace ringar {
 class Workspace {
  public:
   explicit Workspace(size_t ranks)
-      : sources(ranks), starts(ranks + 1), per_rank_(ranks), in_pool_(ranks) {}
+      : sources(ranks), starts(ranks + 1), sizes(ranks), per_rank_(ranks), in_pool_(ranks) {}
 
   // Empty arrays, to be filled.
   BufferList& array() {
@@ -40,6 +40,7 @@ class Workspace {
 
   std::vector<const std::byte*> sources;  // one per rank
   std::vector<size_t> starts;             // where each rank's part begins, and the end; [0] is 0
+  std::vector<size_t> sizes;              // bytes of each rank's part
 
  private:
   static std::vector<BufferList>& emptied(std::vector<BufferList>& arrays) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdint>
 #include <random>
 #include <set>
 
@@ -14,8 +15,9 @@ constexpr size_t kMiB = size_t{1} << 20;
 TEST(buffer_ring_keeps_two_steps_apart) {
   std::mt19937_64 random(1);
   for (const size_t longest : {size_t{8} << 10, size_t{96} << 10, size_t{512} << 10, 2 * kMiB})
-    for (const size_t bytes : {size_t{0}, 2 * kMiB}) {
+    for (const size_t bytes : {size_t{0}, 2 * kMiB, 4 * kMiB / 3}) {
       BufferRing ring(longest, bytes);
+      EXPECT(ring.bytes() % 64 == 0);
       for (int step = 0; step < 20'000; ++step) {
         const size_t magnitude = random() % 24;
         const size_t count = random() % ((size_t{1} << magnitude) + 1), last = ring.place();

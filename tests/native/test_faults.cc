@@ -17,7 +17,7 @@
 namespace ringar::test {
 namespace {
 
-constexpr size_t kBytes = 3'400'000;  // four blocks of three slices, and a rest
+constexpr size_t kBytes = 3'400'000;  // eight blocks of three slices, and a rest
 
 // Memory of which the bytes from `limit` on cannot be touched: who does dies on the spot, in the
 // middle of whatever it was doing.

@@ -9,9 +9,11 @@ one may have left a collective in which the others still wait.
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import pytest
@@ -197,6 +199,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if SIZE == 1:
         return
+    # Ranks end at the same time, and a link that two of them remove is an error of pytest.
+    folder = Path(tempfile.gettempdir()) / f"ranks-{os.getuid()}-{SIZE}-{RANK}"
+    folder.mkdir(exist_ok=True)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
     config.pluginmanager.register(Ranks(config), "ringar-ranks")
     if RANK != 0:
         config.pluginmanager.unregister(name="terminalreporter")

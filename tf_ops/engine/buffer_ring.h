@@ -4,8 +4,8 @@
 // A store to a line that another core has in its cache must first take the line from there. So
 // buffers of middle size go round a ring that is longer than that cache: when a line is written
 // again, the reader's core has let go of it, and it comes from a cache that the cores share. A core
-// of an AMD EPYC (family 25, model 17), which has 1 MiB of its own, writes 32 to 256 KiB at 9 GB/s
-// into the same two buffers, and at 36 round 2 MiB.
+// of an AMD EPYC (family 25, model 17), which has 1 MiB of its own, writes buffers of 32 to 256 KiB
+// at 9 GB/s if there are two of them, and at 36 GB/s if they go round 2 MiB.
 //
 // Short buffers stay in two places: they cost latency only, and new lines would add to it. Long
 // ones stay in a few: they belong to long arrays, which need the caches themselves.
@@ -19,16 +19,17 @@ namespace ringar {
 
 class BufferRing {
  public:
-  // For buffers of at most `longest` bytes, in `bytes`, but at least in three times as many.
+  // A ring of `bytes`, in whole lines, or of three times `longest` if that is more. No buffer is
+  // longer than `longest`, which is a number of whole lines.
   BufferRing(size_t longest, size_t bytes)
-      : longest_(longest), bytes_(std::max(bytes, 3 * longest)) {}
+      : longest_(longest), bytes_(std::max(bytes / kLine * kLine, 3 * longest)) {}
 
   size_t bytes() const { return bytes_; }
   size_t place() const { return place_; }
   size_t last_place() const { return last_place_; }
 
-  // Goes on from a buffer whose first `bytes` were written, or fewer, to the next one, which has
-  // none of these. Ranks that give equal numbers find equal places.
+  // Moves on to the next buffer. At most `bytes` of this one were written; the next one overlaps
+  // none of them. Ranks that call this with equal numbers get equal places.
   void advance(size_t bytes) {
     last_place_ = place_;
     if (bytes >= longest_)
@@ -37,7 +38,7 @@ class BufferRing {
       place_ = next_of(2);
     else
       place_ = (place_ + bytes + kLine - 1) / kLine * kLine;
-    // The next one ends before the last one begins: there is room for three.
+    // At place 0 it ends before this one begins, since the ring has room for three.
     if (place_ + longest_ > bytes_) place_ = 0;
   }
 

@@ -5,7 +5,8 @@
 // few such requests under way: 8 GB/s between two cores that share no cache (AMD EPYC). The string
 // move of x86 says in advance that whole lines will be overwritten: 43 GB/s in the same place, and
 // no less than other stores where the cores do share a cache. The C library's memcpy uses it too,
-// but only on some processors, in some versions and for some sizes.
+// but only on some processors, in some versions and for some sizes. On another AMD EPYC it takes
+// lines back no faster than a store does; there copies may go past the caches (way_of_copies.h).
 //
 // And copying out of it, past the caches (`movnt`): an ordinary store to a line that is in no cache
 // reads the line first, and pushes another one out. For arrays from some size on that is wasted

@@ -16,8 +16,8 @@ struct alignas(4096) IntraNodeCommunicator::Line {
 namespace {
 
 constexpr double kTransferRest = 50e-6;  // while transfers need to be polled
-// The rings of send buffers of all ranks, which a core reads in turn with its own; those of results
-// have as many places.
+// The bytes of all ranks' rings of send buffers, since a core reads the others' beside its own. A
+// ring of results has a slice for each send buffer of middle size.
 constexpr size_t kRings = size_t{4} << 20;
 
 BufferRing ring_of_sends(size_t ranks) {

@@ -91,8 +91,8 @@ class IntraNodeCommunicator {
   Status check_consistency(bool* agree);
   // Arrives, and waits for all others.
   Status exchange();
-  // Each rank has written at most so many bytes from the begin of its send and its result buffer.
-  // All ranks give the same numbers; what differs from rank to rank is left out.
+  // No rank has written more than so many bytes of its send and of its result buffer. All ranks
+  // give the same numbers, so they leave out what they cannot know alike.
   void finish_step(size_t send_bytes = SIZE_MAX, size_t result_bytes = SIZE_MAX);
   // Ends a collective in which ranks read each other's inputs where they lie: returns when nobody
   // reads this rank's any longer.

@@ -1,11 +1,11 @@
 // Which way copies into shared memory go: by ordinary stores, or past the caches.
 //
-// Past the caches readers fetch the bytes from memory, which takes them longer than from a cache.
-// So ordinary stores are the rule. But between cores that share no cache at all, as in two core
-// complexes of an AMD EPYC, stores to lines that the other one has read run at 2.3 GB/s in whatever
-// order, and those past the caches at 30. The cores of a virtual machine may be such neighbors in
-// one minute and others in the next. So both ways are measured all the time: a few copies go the
-// other way, at first and then one of 256.
+// Bytes stored past the caches must be fetched from memory, which takes readers longer than from a
+// cache. So ordinary stores are the rule. But between cores that share no cache at all, as in two
+// core complexes of an AMD EPYC, stores to lines that the other one has read run at 2.3 GB/s in
+// whatever order, and those past the caches at 30. The cores of a virtual machine may be such
+// neighbors in one minute and others in the next. So both ways are measured all the time: a few
+// copies go the other way, at first and then one of 256.
 
 #pragma once
 
@@ -34,7 +34,7 @@ class WayOfCopies {
   }
 
  private:
-  static constexpr float kFar = 4;  // so many times the rate, for the sake of readers
+  static constexpr float kFar = 4;  // so many times as fast, since readers are slower then
   static constexpr uint32_t kRare = 256;
 
   float rates_[2] = {};  // bytes per tick: by ordinary stores, past the caches

@@ -22,7 +22,10 @@ PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "plugin" / "site"), str(ROOT)
 # Every process of a job inherits this variable, which identifies it.
 _MARK = "RINGAR_TEST_MARK"
 _GRACE = 5.0
+_SHARED_MEMORY = Path("/dev/shm")
 _running: set[str] = set()
+# What was in shared memory before the first test, or is the fault of an earlier test.
+_known_left = {path.name for path in _SHARED_MEMORY.glob("*ringar*")}
 
 
 @dataclass
@@ -187,14 +190,16 @@ def processes(mark: str) -> list[int]:
 def left_in_shared_memory(seconds: float = _GRACE) -> set[str]:
     """Returns what ringar has left in /dev/shm, once jobs that start now have taken it away.
 
-    A file there has a name while the ranks of a host open it. Jobs of other tests may do that.
+    A file there has a name while the ranks of a host open it. Jobs of other tests may do that. A
+    file that stays is named once, by the test that left it.
     """
     give_up = time.monotonic() + seconds
     left = None
     while left != set() and time.monotonic() < give_up:
-        names = {path.name for path in Path("/dev/shm").glob("*ringar*")}
+        names = {path.name for path in _SHARED_MEMORY.glob("*ringar*")} - _known_left
         left = names if left is None else left & names
         time.sleep(0.02)
+    _known_left.update(left or ())
     return left or set()
 
 

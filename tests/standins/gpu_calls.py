@@ -83,7 +83,6 @@ class Library:
             POINTER(c_void_p), c_int, UniqueId, c_int, POINTER(Config)
         ]  # fmt: skip
         self._kernels: list[Any] = []
-        self.meetings: list[Path] = []
 
     def code(self, name: str, *arguments: Any) -> int:
         values = (
@@ -145,7 +144,6 @@ class Library:
     def unique_id(self) -> UniqueId:
         identifier = UniqueId()
         self.ncclGetUniqueId(byref(identifier))
-        self.meetings.append(Path("/dev/shm" + identifier.internal.decode()))
         return identifier
 
     def state(self, communicator: c_void_p) -> int:

@@ -49,7 +49,6 @@ def test_processes(path: Path, tmp_path: Path) -> None:
                     with gpu.device():
                         its = Rank(gpu, 2, rank, unique)
                         its.ready()
-                        assert not list(Path("/dev/shm").glob(unique.internal.decode()[1:] + "*"))
                         data = np.full(100_000, rank + 1, np.float32)
                         its.run("ncclAllReduce", data, data, len(data), 7, 0)
                         its.close()

@@ -52,11 +52,12 @@ nccl::Result Communicator::state() const {
   return in_progress > 0 ? nccl::kInProgress : nccl::kSuccess;
 }
 
-bool Communicator::meet(const std::string& name) {
+bool Communicator::meet(const Invitation& invitation) {
   std::string why;
-  meeting = Meeting::come(name, ranks, rank, device, &why);
-  if (!meeting) misuse("communicator", why);
-  if (!meeting) fail(nccl::kInvalidUsage, why);
+  meeting = Meeting::come(invitation, ranks, rank, device, &why);
+  if (!meeting && why.empty()) fail(nccl::kRemoteError, "Connection refused by remote peer");
+  if (!why.empty()) misuse("communicator", why);
+  if (!why.empty()) fail(nccl::kInvalidUsage, why);
   if (!meeting) return false;
   const double begin = now();
   while (!meeting->is_complete()) {

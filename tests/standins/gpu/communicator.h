@@ -27,8 +27,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // ncclSuccess, ncclInProgress, or the error.
   ringar::nccl::Result state() const;
 
-  // Comes to the meeting of that name and waits for the others.
-  bool meet(const std::string& name);
+  // Comes to a meeting and waits for the others.
+  bool meet(const Invitation& invitation);
   // Waits until there is nothing under way on any rank, two seconds at most for the others.
   void finalize();
   // Ends what is under way.

@@ -24,8 +24,7 @@ size_t bytes_of(int ranks) {
 
 // Closes a file, and lets go of its lock.
 struct File {
-  explicit File(const std::string& name)
-      : number(shm_open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
+  explicit File(const std::string& path) : number(open(path.c_str(), O_RDWR | O_CLOEXEC)) {
     if (number >= 0) flock(number, LOCK_EX);
   }
   ~File() {
@@ -42,7 +41,7 @@ struct File {
 void* map(const File& file, int ranks) {
   struct stat is;
   const size_t bytes = bytes_of(ranks);
-  if (file.number < 0 || fstat(file.number, &is) != 0) return nullptr;
+  if (fstat(file.number, &is) != 0) return nullptr;
   if (static_cast<size_t>(is.st_size) < bytes && ftruncate(file.number, off_t(bytes)) != 0)
     return nullptr;
   void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.number, 0);
@@ -51,13 +50,28 @@ void* map(const File& file, int ranks) {
 
 }  // namespace
 
-std::shared_ptr<Meeting> Meeting::come(const std::string& name, int ranks, int rank, int device,
-                                       std::string* why) {
-  const File file(name);
+bool invite(Invitation* invitation) {
+  const int file = memfd_create("ringar-gpu-standin", MFD_CLOEXEC);
+  struct stat is;
+  if (file < 0 || fstat(file, &is) != 0) return false;
+  *invitation = {getpid(), file, is.st_ino};
+  return true;
+}
+
+void withdraw(const Invitation& invitation) {
+  close(invitation.file);
+}
+
+std::shared_ptr<Meeting> Meeting::come(const Invitation& invitation, int ranks, int rank,
+                                       int device, std::string* why) {
+  const File file(text("/proc/%d/fd/%d", invitation.process, invitation.file));
+  struct stat is;
+  if (file.number < 0 || fstat(file.number, &is) != 0 || is.st_ino != invitation.inode)
+    return nullptr;
   void* const memory = map(file, ranks);
-  if (!memory) *why = "cannot map /dev/shm" + name;
+  if (!memory) *why = "cannot map the memory of the ranks' meeting";
   if (!memory) return nullptr;
-  std::shared_ptr<Meeting> meeting(new Meeting(name, ranks, memory));
+  std::shared_ptr<Meeting> meeting(new Meeting(invitation, ranks, memory));
   Board& board = meeting->board();
   auto& place = board.places[rank];
   if (board.ranks != 0 && board.ranks != ranks)
@@ -69,13 +83,13 @@ std::shared_ptr<Meeting> Meeting::come(const std::string& name, int ranks, int r
   const Place where = place_of(device);
   const char* const shares = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   place = {true, where.is_known, shares && std::atoi(shares) != 0, where.host, where.gpu, getpid()};
-  if (++board.arrived == ranks) shm_unlink(name.c_str());
+  ++board.arrived;
   return meeting;
 }
 
-// Ranks that gave up before all had come leave no file behind.
 Meeting::~Meeting() {
-  if (!is_complete()) shm_unlink(name.c_str());
+  if (invitation_.process == getpid() && !board().is_withdrawn.exchange(true))
+    withdraw(invitation_);
   munmap(memory_, bytes_of(ranks));
 }
 

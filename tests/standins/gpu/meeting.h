@@ -1,8 +1,11 @@
-// Where the ranks of a communicator meet: a file in /dev/shm that all of them map.
+// Where the ranks of a communicator meet: memory that all of them map.
+//
+// The memory has no name: who invites the others keeps it open, and they open it by the number of
+// that process. So nothing stays behind, however processes end.
 //
 // It has a board that all read, and a channel for each ordered pair of ranks: two slots of 32 KiB,
 // and how many chunks have been written to them and read from them. Only pages that are used take
-// memory. The last rank to come unlinks the file.
+// memory.
 
 #pragma once
 
@@ -27,6 +30,16 @@ struct Channel {
 static_assert(sizeof(Channel) <= 64 * 1024);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
+// Ends with its process. To be sent to other processes.
+struct Invitation {
+  int process, file;
+  uint64_t inode;  // tells it from a later one of the same number
+};
+
+// False: there are no files left.
+bool invite(Invitation* invitation);
+void withdraw(const Invitation& invitation);
+
 class Meeting {
  public:
   struct Board {
@@ -36,13 +49,15 @@ class Meeting {
       int32_t host, gpu, process;
     } places[kMostRanks];
     std::atomic<int32_t> arrived, finalized;
-    std::atomic<int32_t> error;  // of all ranks; -1: its text is being written
+    std::atomic<bool> is_withdrawn;  // the invitation
+    std::atomic<int32_t> error;      // of all ranks; -1: its text is being written
     char text[1024];
   };
 
-  // Does not wait for the others. Null, and why, if that rank cannot come.
-  static std::shared_ptr<Meeting> come(const std::string& name, int ranks, int rank, int device,
-                                       std::string* why);
+  // Does not wait for the others. Null, and why, if that rank cannot come; without a reason if who
+  // invited it has gone.
+  static std::shared_ptr<Meeting> come(const Invitation& invitation, int ranks, int rank,
+                                       int device, std::string* why);
   ~Meeting();
   Meeting(const Meeting&) = delete;
   void operator=(const Meeting&) = delete;
@@ -59,13 +74,13 @@ class Meeting {
   // The first error of a rank is that of all.
   void fail(int code, const std::string& text);
 
-  const std::string name;
   const int ranks;
 
  private:
-  Meeting(const std::string& name, int ranks, void* memory)
-      : name(name), ranks(ranks), memory_(memory) {}
+  Meeting(const Invitation& invitation, int ranks, void* memory)
+      : ranks(ranks), invitation_(invitation), memory_(memory) {}
 
+  const Invitation invitation_;
   void* const memory_;
 };
 

@@ -1,8 +1,5 @@
 // NCCL's functions on communicators: how they begin, are split, and end.
 
-#include <sys/random.h>
-
-#include <cstdio>
 #include <cstring>
 #include <map>
 
@@ -16,7 +13,14 @@ namespace {
 
 namespace nccl = ringar::nccl;
 
-constexpr char kName[] = "/ringar-gpu-standin-";
+constexpr char kMagic[] = "standin";
+
+// What a unique id has in it.
+struct Identity {
+  char magic[sizeof kMagic];
+  Invitation invitation;
+};
+static_assert(sizeof(Identity) <= sizeof(nccl::UniqueId));
 
 struct Redop {
   nccl::DataType type;
@@ -55,15 +59,6 @@ nccl::Result check_config(const char* call, const nccl::Config* config) {
   return nccl::kSuccess;
 }
 
-// The names of split communicators are made of the name of the old one.
-std::string name_of_child(const std::string& parent, int split, int color) {
-  uint64_t hash = 14695981039346656037u;
-  for (const char c : parent + text("/%d/%d", split, color))
-    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return parent.substr(0, std::strlen(kName) + 16) +
-         text("-%016llx", static_cast<unsigned long long>(hash));
-}
-
 // Who is in the child, and in which order; then the same as at the begin of any communicator.
 void split(Communicator& parent, int color, int key, nccl::Comm* child) {
   Header header = {};
@@ -72,18 +67,24 @@ void split(Communicator& parent, int color, int key, nccl::Comm* child) {
   header.number = static_cast<uint64_t>(++parent.splits);
   header.color = color;
   header.key = key;
+  if (!invite(&header.invitation)) return parent.fail(nccl::kSystemError, "no file for a split");
   std::vector<Header> all;
-  if (!exchange_headers(parent, header, &all) || color == nccl::kSplitNoColor) return;
-  int ranks = 0, rank = 0;
-  for (int peer = 0; peer < parent.ranks; ++peer) {
+  const bool is_complete = exchange_headers(parent, header, &all);
+  int first = -1, ranks = 0, rank = 0;
+  for (int peer = 0; is_complete && peer < parent.ranks; ++peer) {
     const Header& other = all[static_cast<size_t>(peer)];
     if (other.color != color) continue;
+    if (first < 0) first = peer;
     ++ranks;
     rank += other.key < key || (other.key == key && peer < parent.rank);
   }
+  // All members come to where the first of them invites.
+  if (first != parent.rank || color == nccl::kSplitNoColor) withdraw(header.invitation);
+  if (!is_complete || color == nccl::kSplitNoColor) return;
   const auto communicator = std::make_shared<Communicator>(ranks, rank, parent.device);
-  communicator->start([communicator, name = name_of_child(parent.meeting->name, parent.splits,
-                                                          color)] { communicator->meet(name); });
+  communicator->start([communicator, invitation = all[static_cast<size_t>(first)].invitation] {
+    communicator->meet(invitation);
+  });
   while (communicator->in_progress > 0) {
     if (parent.is_aborted) communicator->is_aborted = true;
     pause();
@@ -160,14 +161,13 @@ Result ncclGetVersion(int* version) {
   return kSuccess;
 }
 
-// The first rank to come makes the file, so that an id that nobody uses leaves nothing behind.
 Result ncclGetUniqueId(UniqueId* id) {
   STANDIN_CALL(kInternalError);
-  uint64_t random = 0;
-  if (getrandom(&random, sizeof random, 0) != sizeof random) return kSystemError;
+  standin::Identity identity = {};
+  std::memcpy(identity.magic, standin::kMagic, sizeof standin::kMagic);
+  if (!standin::invite(&identity.invitation)) return kSystemError;
   *id = {};
-  std::snprintf(id->internal, sizeof id->internal, "%s%016llx", standin::kName,
-                static_cast<unsigned long long>(random));
+  std::memcpy(id->internal, &identity, sizeof identity);
   return kSuccess;
 }
 
@@ -178,17 +178,18 @@ Result ncclCommInitRankConfig(Comm* comm, int ranks, UniqueId id, int rank, Conf
   if (standin::in_group()) return refuse(__func__, "not in a group here", kInvalidUsage);
   if (ranks < 1 || ranks > standin::kMostRanks || rank < 0 || rank >= ranks)
     return refuse(__func__, text("rank %d of %d", rank, ranks));
-  if (std::memcmp(id.internal, standin::kName, std::strlen(standin::kName)) != 0)
+  standin::Identity identity;
+  std::memcpy(&identity, id.internal, sizeof identity);
+  if (std::memcmp(identity.magic, standin::kMagic, sizeof standin::kMagic) != 0)
     return refuse(__func__, "the id is not of ncclGetUniqueId");
   if (!config) return refuse(__func__, "without a config a communicator is blocking");
   if (const Result error = standin::check_config(__func__, config)) return error;
   const auto communicator = std::make_shared<standin::Communicator>(ranks, rank, device);
   const bool never_ends = standin::fails_later(__func__);
-  communicator->start(
-      [communicator, name = std::string(id.internal, strnlen(id.internal, 64)), never_ends] {
-        if (never_ends) return communicator->fail_late("this communicator was to fail later");
-        communicator->meet(name);
-      });
+  communicator->start([communicator, invitation = identity.invitation, never_ends] {
+    if (never_ends) return communicator->fail_late("this communicator was to fail later");
+    communicator->meet(invitation);
+  });
   *comm = communicators().add(communicator);
   return kInProgress;
 }

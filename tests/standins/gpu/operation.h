@@ -42,7 +42,8 @@ struct Header {
   int peer;
   Reduction reduction;
   uint64_t count, number, index, calls;  // of operations so far; of this call; in its group
-  int color, key;                        // of a split: each rank has its own
+  int color, key;                        // of a split: each rank has its own, as the next
+  Invitation invitation;
 };
 
 class Operation {

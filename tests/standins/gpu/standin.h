@@ -17,15 +17,14 @@
 // Contexts. A device has its primary context, and each thread a stack of current ones. Calls that
 // need a current context refuse to go without, and refuse streams and events of another one.
 //
-// NCCL. Ranks are processes, or threads of one. A communicator is a file in /dev/shm that all ranks
-// map (meeting.h); its name is made of the unique id, and the last rank to come unlinks it, so that
-// nothing stays behind, however ranks end after that. Communicators are nonblocking: a job of a
-// thread brings the ranks together, and calls, or groups of them, reach their stream a millisecond
-// after they have returned ncclInProgress; a stream that is used before that is a misuse. An
-// operation meets the other ranks when its stream runs it. It compares what each of them calls,
-// then moves data pairwise, and reduces in the order of ranks. It ends when all that it sends has
-// been taken. After an asynchronous error it ends by ncclCommAbort only, and its outputs are then
-// filled with 0x77. The death of a rank is such an error on those that wait for it.
+// NCCL. Ranks are processes, or threads of one. A communicator is memory that all ranks map
+// (meeting.h); the unique id says where it is. Communicators are nonblocking: a job of a thread
+// brings the ranks together, and calls, or groups of them, reach their stream a millisecond after
+// they have returned ncclInProgress; a stream that is used before that is a misuse. An operation
+// meets the other ranks when its stream runs it. It compares what each of them calls, then moves
+// data pairwise, and reduces in the order of ranks. It ends when all that it sends has been taken.
+// After an asynchronous error it ends by ncclCommAbort only, and its outputs are then filled with
+// 0x77. The death of a rank is such an error on those that wait for it.
 //
 // Stricter than NCCL: every collective compares counts, types, roots, factors and its number on all
 // ranks; a sender waits for its receiver; ranks that share a GPU are refused where they see

@@ -99,6 +99,15 @@ OF_THE_LIBRARY = (
     "tests/collectives/test_custom_call.py",
     "tests/collectives/test_gradients.py::test_gradients_name_the_wire",
     "tests/collectives/test_order.py::test_calls_and_conditionals_with_collectives_keep_the_order_of_the_program",
+    *map(
+        "tests/collectives/test_repeats.py::test_{}".format,
+        (
+            "graph_numbers_its_calls",
+            "number_of_calls_that_are_remembered",
+            "other_values[asarray]",
+            "other_values[constant]",
+        ),
+    ),
     "tests/collectives/test_restart.py::test_a_forked_child_is_no_rank",
     "tests/test_data.py::test_workers_of_a_py_dataset",
 )

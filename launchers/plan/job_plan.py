@@ -46,6 +46,22 @@ RESERVED = frozenset(
     )
 )
 
+#: Those and the variables of Horovod that have the place of a rank: ranks inherit none of them, for
+#: a process that starts a job may itself be a rank of another one.
+NOT_INHERITED = RESERVED | frozenset(
+    "HOROVOD_" + name
+    for name in (
+        "RANK",
+        "SIZE",
+        "LOCAL_RANK",
+        "LOCAL_SIZE",
+        "CROSS_RANK",
+        "CROSS_SIZE",
+        "HOSTNAME",
+        "ELASTIC",
+    )
+)
+
 PREFIX_VARIABLE = "RINGAR_PLACE_PREFIX"
 """Names a prefix, such as `HOROVOD_`, of further variables that tell ranks their place."""
 
@@ -114,7 +130,7 @@ class JobPlan:
 
     def rank_environment(self, rank: RankPlan, base: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of `rank`, on top of `base`, that of the launcher."""
-        merged = {name: value for name, value in base.items() if name not in RESERVED}
+        merged = {name: value for name, value in base.items() if name not in NOT_INHERITED}
         merged.setdefault("PYTHONUNBUFFERED", "1")
         merged.update(self.environment)
         merged.update(rank.environment())

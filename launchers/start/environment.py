@@ -46,8 +46,8 @@ def exported(
     """
     travels = _travels if everything else _is_needed
     names = {name for name in ranks if travels(name)}
-    # Only this host calls the agent, and each guard sets the reserved variables of its rank.
-    names -= {ssh.VARIABLE, *job_plan.RESERVED}
+    # Only this host calls the agent, and each guard tells its rank its place.
+    names -= {ssh.VARIABLE, *job_plan.NOT_INHERITED}
     return tuple(sorted(names | set(added)))
 
 

@@ -96,7 +96,7 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> HostsP
     uses_mpi = choice.launcher != "ssh"
     if uses_mpi:
         added |= {LAUNCHER_VARIABLE: "mpi", SIZE_VARIABLE: str(choice.num_proc)}
-    base = {name: value for name, value in environ.items() if name not in job_plan.RESERVED}
+    base = {name: v for name, v in environ.items() if name not in job_plan.NOT_INHERITED}
     base.setdefault("PYTHONUNBUFFERED", "1")
     ranks = {**base, **added}
     python = mpi.interpreter(program.command, ranks.get("PATH"))

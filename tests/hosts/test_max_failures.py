@@ -120,9 +120,9 @@ if rank == 2:
     os.kill(os.getpid(), signal.SIGKILL)
 if rank == 0:
     give_up = time.monotonic() + 20
-    while 2 in server._service.missing and time.monotonic() < give_up:
+    while 2 in server._service.participants and time.monotonic() < give_up:
         time.sleep(0.05)
-    print("missing", server._service.missing, flush=True)
+    print("participants", server._service.participants, flush=True)
     os.kill(int(pids[1]), signal.SIGCONT)
 server.close()
 if rank == 0:
@@ -136,4 +136,4 @@ def test_a_worker_that_stops_does_not_hide_one_that_dies(two: Hosts, tmp_path: P
     script.write_text(STOPPED)
     job = run(two, 1, "1,2", script)
     assert job.code == 0, job
-    assert job.stdout.splitlines() == ["missing [1]", "versions [2]"], job
+    assert job.stdout.splitlines() == ["participants [1]", "versions [2]"], job

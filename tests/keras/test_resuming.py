@@ -135,7 +135,7 @@ def test_interrupted_run_ends_as_one_that_was_not(
     draw = random.Random(f"{save_freq} {size}")
     folder = shared_tmp_path / "crashed"
     with pytest.raises(CrashError):
-        train(folder, save_freq, crash=draw.randint(6, 14))
+        train(folder, save_freq, crash=draw.randint(6, 12))  # Keras sees 3 or 5 batches per epoch
     result, resumed = train(folder, save_freq)
     assert result == expected
     assert resumed.epoch[0] > 0
@@ -352,7 +352,7 @@ def test_killed_job_ends_with_the_weights_of_one_that_was_not(ranks: int, tmp_pa
         return run_job(ranks, [sys.executable, str(script), *map(str, words)])
 
     start("whole", 0).check()
-    start("killed", draw.randint(6, 15)).check(137)
+    start("killed", draw.randint(6, 12)).check(137)  # four ranks have 12 batches
     start("killed", 0).check()
     uninterrupted, killed = np.load(tmp_path / "whole.npz"), np.load(tmp_path / "killed.npz")
     for name in uninterrupted.files:

@@ -74,10 +74,12 @@ def test_jobs_have_different_ids() -> None:
 def test_a_job_inside_a_job_forgets_the_outer_one() -> None:
     job = make(bind_to="none")
     outer = {"RINGAR_RANK": "7", "RINGAR_SEGMENT_FD": "9", "RINGAR_BOUND_CPUS": "3", "A": "1"}
+    outer |= {"HOROVOD_RANK": "7", "HOROVOD_HOSTNAME": "outer", "HOROVOD_ELASTIC": "1"}
     inner = job.rank_environment(job.ranks[0], outer)
     assert inner["RINGAR_RANK"] == "0"
     assert inner["A"] == "1"
     assert "RINGAR_SEGMENT_FD" not in inner
+    assert not any(name.startswith("HOROVOD_") for name in inner)
     assert "RINGAR_BOUND_CPUS" not in inner
 
 

@@ -241,7 +241,7 @@ def test_all_fail(rank):
 
 def test_after(): assert total() == [3.0] * 3
 """
-    result = run_tests(3, source)
+    result = run_tests(3, source, "--slow")
     result.check(code=1)
     assert "2 failed, 3 passed" in result.stdout
     assert "FAILED test_it.py::test_left - rank 1 | AssertionError: only one is" in result.stdout

@@ -221,7 +221,7 @@ def test_the_files(tmp_path: Path) -> None:
     output = tmp_path / "simulated"
     assert simulate.main(["--output", str(output), "--ranks", "1,8,512,10000"]) == 0
     data = json.loads(output.with_suffix(".json").read_text())
-    assert len(data["rows"]) == 3 * 4 * 3
+    assert len(data["rows"]) == 3 * 4 * 4  # models, numbers of ranks, algorithms
     assert len(data["published"]) == 9
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 

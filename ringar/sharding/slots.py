@@ -21,6 +21,7 @@ MakeSlot = Callable[[Any, str, Any], Any]
 """A function that makes a slot from the part that owns it, a name and an initializer."""
 
 _CONTAINERS = (list, tuple, Mapping, Set, deque)
+_LEAVES = frozenset({bool, bytes, complex, float, int, np.ndarray, str, type(None)})
 
 NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
 """Optimizers that scale updates by norms of whole variables, or factor them."""
@@ -157,6 +158,8 @@ def optimizers_within(value: Any, ids: set[int] | None = None) -> Iterator[Any]:
         yield value
         return
     parts = value.values() if isinstance(value, Mapping) else value
+    if _LEAVES.issuperset(map(type, parts)):
+        return  # such as a vocabulary, which may be long
     if isinstance(value, Set):
         parts = sorted(value, key=lambda part: str(getattr(part, "name", "")))
     for part in list(parts):

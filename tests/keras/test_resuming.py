@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import h5py
 import keras
@@ -19,6 +20,7 @@ import tensorflow as tf
 
 import ringar
 from ringar.keras import share, training_state
+from ringar.sharding import slots
 from tests.keras import common, plain
 from tests.plugin import fast_if, run_job
 
@@ -233,6 +235,16 @@ def test_optimizers_in_containers_belong_to_the_state() -> None:
     for hold in plain.CONTAINERS.values():
         names = [o.name for o in share.optimizers_of(plain.Held(hold))]
         assert [name[:3] for name in names] == ["sgd", "ada"]
+
+
+def test_words_and_numbers_of_a_model_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search of each of them would take a quarter of a second, several times per epoch."""
+    words = [f"word {i}" for i in range(10_000)]
+    model = plain.Held(lambda a, b: (a, b, words, dict.fromkeys(words, 0), set(words)))
+    search = mock.Mock(wraps=slots.optimizers_within)
+    monkeypatch.setattr(slots, "optimizers_within", search)
+    assert len(share.optimizers_of(model)) == 2
+    assert search.call_count < 1000
 
 
 @pytest.mark.ranks(2, 3, 4)

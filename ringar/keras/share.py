@@ -86,7 +86,7 @@ class Step:
         self.exchange = exchange
         self.graph = None if tf.executing_eagerly() else tf_ops.get_default_graph()
         self.is_of_keras = type(model).train_step is keras.Model.train_step
-        self.is_watched = hasattr(model, "_ringar_is_watched")
+        self.is_watched = is_watched(model)
         self.records: list[Record] = []
         self.terms = 0
         self.is_marked = False
@@ -183,6 +183,11 @@ def watch(model: keras.Model) -> None:
     object.__setattr__(model, "_ringar_is_watched", True)
     if not hasattr(model.train_step, "_ringar"):
         model.train_function = None
+
+
+def is_watched(model: keras.Model) -> bool:
+    """Return whether someone looks after the weights of `model`: see `watch`."""
+    return hasattr(model, "_ringar_is_watched")
 
 
 def _observe_step(model: Any) -> None:

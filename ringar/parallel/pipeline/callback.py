@@ -14,7 +14,7 @@ from ringar.collectives.agree import same
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
 from ringar.job import place
-from ringar.keras import checks, description, moving_statistics
+from ringar.keras import checks, description, moving_statistics, share
 from ringar.keras.callbacks import Distributed
 from ringar.keras.save_on_signal import SaveOnSignal
 from ringar.keras.synchronize import average_logs, broadcast_model
@@ -81,6 +81,11 @@ class Alignment(keras.callbacks.Callback):
     def __init__(self, grid: Grid, saving: list[str]) -> None:
         super().__init__()
         self.grid, self.saving = grid, saving
+
+    def set_model(self, model: keras.Model) -> None:
+        """Look after the weights of `model`, whose training step is built next."""
+        super().set_model(model)
+        share.watch(model)
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Compare steps and checkpoints; broadcast the weights to the replicas."""

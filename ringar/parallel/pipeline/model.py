@@ -13,7 +13,8 @@ import tensorflow as tf
 from ringar.collectives import allgather_object, broadcast_object
 from ringar.collectives.dtypes import Arrays, Examples
 from ringar.job import place
-from ringar.keras import keras_2
+from ringar.keras import keras_2, share
+from ringar.keras.synchronize import broadcast_model
 from ringar.parallel.pipeline import agreement, checks, state
 from ringar.parallel.pipeline.batch import Batch
 from ringar.parallel.pipeline.callback import add_alignment, bind_arguments
@@ -250,7 +251,20 @@ class Pipelined(keras.Model):
         if self.modules == 1:
             logs: dict[str, float] = super().train_step(data)
             return logs
-        return self._ready_execution().step(self._reader.batch(data))
+        execution = self._ready_execution()
+        if not share.is_watched(self):
+            self._begin_alike()
+        return execution.step(self._reader.batch(data))
+
+    def _begin_alike(self) -> None:
+        """Give replicas the weights of the first one, where `fit` has not. Collective over them.
+
+        A delayed step reduces first after some batches, too late: the replicas' moving statistics
+        differ by then.
+        """
+        share.watch(self)
+        if self.grid.data > 1:
+            broadcast_model(self, self.grid.part, self.grid.data_set)
 
     def test_step(self, data: Examples) -> Mapping[str, object]:
         """Send one batch forward through all modules."""

@@ -148,16 +148,34 @@ def _own_weights(model: Pipelined) -> list[np.ndarray]:
     ]
 
 
+def net() -> keras.Model:
+    """A layer with moving statistics, and one more."""
+    keras.utils.set_random_seed(4)
+    x = layers.Flatten(name="flat")(image := keras.Input(nets.IMAGE))
+    x = layers.BatchNormalization(momentum=0.5, name="norm")(x)
+    return keras.Model(image, layers.Dense(nets.CLASSES, name="logits")(x))
+
+
+@pytest.mark.ranks(4)
+def test_moving_statistics_of_replicas_in_a_loop(open_grid: OpenGrid) -> None:
+    """The first delayed step, after a batch or two, does not replace them by those of rank 0."""
+    grid = open_grid(2)
+    model = Pipelined(net(), grid=grid, cuts=["norm"])
+    model.compile(keras.optimizers.SGD(0.0), nets.loss())
+    expected = np.zeros(np.prod(nets.IMAGE))
+    for x, y in nets.batches(4):
+        model.train_on_batch(x + grid.group, y)
+        expected = (expected + (x + grid.group).reshape(len(x), -1).mean(0)) / 2
+    if grid.part == 0:
+        statistics = model.network.get_layer("norm").moving_mean
+        np.testing.assert_allclose(statistics, expected, atol=TOLERANCE)
+
+
+@pytest.mark.every_variant
 @pytest.mark.ranks(2, 4)
 def test_replicas_combine_moving_statistics_and_compare_rates(
     open_grid: OpenGrid, rank: int, size: int
 ) -> None:
-    def net() -> keras.Model:
-        keras.utils.set_random_seed(4)
-        x = layers.Flatten(name="flat")(image := keras.Input(nets.IMAGE))
-        x = layers.BatchNormalization(momentum=0.5, name="norm")(x)
-        return keras.Model(image, layers.Dense(nets.CLASSES, name="logits")(x))
-
     class ChangeRate(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.optimizer.learning_rate = 0.5 + grid.group

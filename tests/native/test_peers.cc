@@ -1,5 +1,6 @@
 // Control messages over links that end them as a test wants, or count them.
 
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -242,7 +243,7 @@ TEST(peers_are_told_when_they_have_asked) {
 
 class CountingLink : public Link {
  public:
-  CountingLink(std::unique_ptr<Link> link, int* messages)
+  CountingLink(std::unique_ptr<Link> link, std::atomic<int>* messages)
       : link_(std::move(link)), messages_(messages) {}
   Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) override {
     *messages_ += tag == 0;
@@ -259,21 +260,23 @@ class CountingLink : public Link {
 
  private:
   const std::unique_ptr<Link> link_;
-  int* const messages_;
+  std::atomic<int>* const messages_;
 };
 
 // A job that stalls for more than a second, and ends.
 TEST(peers_of_sixteen_hosts_send_few_control_messages) {
   on_processes(Hosts{std::vector<int>(16, 1)}, [](Rank& me) {
-    int messages = 0;
+    std::atomic<int> messages{0};
     Engine engine(me.config, std::make_unique<CountingLink>(me.mesh->open(me.rank), &messages));
     EXPECT_OK(engine.start());
+    me.meet(0);
+    messages = 0;  // ranks that start late are waited for, too
     if (me.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1400));
     TestRequest barrier("barrier name=late");
     EXPECT_OK(engine.run(barrier));
     engine.stop();
     EXPECT(messages <= 7 + 7);  // of the wait, of the end
-    me.meet(0);
+    me.meet(1);
   });
 }
 

@@ -25,10 +25,12 @@ def test_share_of_the_cores(local_size: int, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv(threads.BOUND_CPUS_VARIABLE, raising=False)
         assert threads.cores(local_size) == max(1, usable // local_size)
         assert threads.are_cores_shared(local_size) == (local_size > min(quota, 8))
-        # Bound to CPUs of its own, a rank does not share them.
-        monkeypatch.setenv(threads.BOUND_CPUS_VARIABLE, "8")
-        assert threads.cores(local_size) == 8
-        assert threads.are_cores_shared(local_size) == (local_size > quota)
+        # A bound rank has the share that its launcher has counted.
+        for share, cores in (("8", 8), ("1", 1), ("2.66667", 2), ("0.5", 1)):
+            monkeypatch.setenv(threads.BOUND_CPUS_VARIABLE, share)
+            assert threads.cores(local_size) == cores
+            is_shared = share == "0.5" or local_size > quota
+            assert threads.are_cores_shared(local_size) == is_shared
 
 
 def run(program: str, **env: str) -> str:

@@ -48,8 +48,8 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
         metavar="{core,numa,none}",
         type=types.one_of("core", "numa", "none"),
         help="core: each rank gets its own CPUs, as many as there are for each; numa: all CPUs of "
-        "one NUMA node, which ranks may share; none: the system decides (default: core, unless "
-        "there are more ranks than CPUs)",
+        "one NUMA node, which ranks may share; none: the system decides (default: core; with more "
+        "ranks than CPUs, a CPU for each where all CPUs then have as many ranks, else none)",
     )
     group.add_argument(
         "--gpus",

@@ -68,6 +68,21 @@ def split(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]]:
     return sets
 
 
+def shared(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]] | None:
+    """Give each of `parts` ranks one CPU, the same number of ranks to each CPU, neighbors first.
+
+    Args:
+        cpus: the CPUs to share; at least one.
+        parts: number of ranks, more than CPUs.
+
+    Returns:
+        One CPU per rank; None if `parts` is no multiple of the CPUs. Ranks wait for the slowest in
+        each step, which would then be one on a CPU with more ranks than others.
+    """
+    ranks, rest = divmod(parts, len(cpus))
+    return None if rest else [(cpu.number,) for cpu in sorted(cpus) for _ in range(ranks)]
+
+
 def whole_nodes(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]]:
     """Give each of `parts` ranks all CPUs of one NUMA node, neighbors on the same node.
 

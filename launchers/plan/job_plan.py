@@ -91,9 +91,9 @@ class RankPlan:
         """Return the variables that tell this rank its place."""
         variables = {} if self.by_mpi else self._place("RINGAR_")
         if self.cpus is not None:
-            # Tells ringar.threads the number of its own CPUs, which it need not divide by the
-            # local size.
-            variables["RINGAR_BOUND_CPUS"] = str(max(1, len(self.cpus) // self.sharing))
+            # Tells ringar.threads its share of these CPUs, which it need not divide by the local
+            # size.
+            variables["RINGAR_BOUND_CPUS"] = f"{len(self.cpus) / self.sharing:g}"
         return variables | gpus_module.variables(self.gpu)
 
     def _place(self, prefix: str) -> dict[str, str]:
@@ -308,8 +308,10 @@ def cpu_sets(
         )
     if bind_to == "numa":
         return cpus_module.whole_nodes(cpus, size)
-    if bind_to == "none" or size > len(cpus):
+    if bind_to == "none":
         return [None] * size
+    if size > len(cpus):
+        return cpus_module.shared(cpus, size) or [None] * size
     return cpus_module.split(cpus, size)
 
 

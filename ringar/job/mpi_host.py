@@ -63,4 +63,4 @@ def publish_bound_cpus(local: MPI.Intracomm) -> None:
     cpu_sets = local.allgather(cpu_set)
     if any(cpus != cpu_set for cpus in cpu_sets):
         sharing = sum(cpus == cpu_set for cpus in cpu_sets)
-        os.environ.setdefault(threads.BOUND_CPUS_VARIABLE, str(max(1, len(cpu_set) // sharing)))
+        os.environ.setdefault(threads.BOUND_CPUS_VARIABLE, f"{len(cpu_set) / sharing:g}")

@@ -195,7 +195,7 @@ OF_THE_LAUNCHER = (
     ),
     Setting(
         "BOUND_CPUS", "number", "", "job.threads",
-        "how many CPUs the rank has for itself, if it is bound to some",
+        "how many CPUs the rank is bound to, if it is, divided by the ranks that share them",
     ),
     Setting(
         "GPUS_OF_RANKS", "`0,1;2,3`", "", "launchers.plan.gpus",

@@ -24,7 +24,8 @@ __all__ = ["configure", "cores", "inter_op_threads", "intra_op_threads"]
 INTRA_OP_VARIABLE = "RINGAR_INTRA_OP_THREADS"
 INTER_OP_VARIABLE = "RINGAR_INTER_OP_THREADS"
 
-#: Set by the launcher where it has bound this rank to CPUs of its own.
+#: Set by the launcher where it has bound this rank to CPUs: their number, divided by the ranks that
+#: are bound to the same ones.
 BOUND_CPUS_VARIABLE = "RINGAR_BOUND_CPUS"
 
 # With one thread, an operation that waits would stall the input pipeline, and a collective that
@@ -46,13 +47,13 @@ def cores(local_size: int = 1) -> int:
         local_size: the number of ranks on this host.
 
     Returns:
-        All CPUs of this process if the launcher has bound it to CPUs, else its share of them; at
-        least 1.
+        The launcher's number if it has bound this process to CPUs, else its share of all CPUs that
+        it may use; at least 1.
     """
     usable = usable_cpus()
     # A bound process sees only its own CPUs. Dividing them once more would leave cores idle.
-    if bound := os.environ.get(BOUND_CPUS_VARIABLE, ""):
-        return min(usable, int(bound)) if bound.isdigit() else usable
+    if bound := _bound_cpus():
+        return max(1, min(usable, int(bound)))
     return max(1, math.ceil(min(usable, quota())) // max(1, local_size))
 
 
@@ -63,8 +64,16 @@ def quota() -> float:
 
 def are_cores_shared(local_size: int) -> bool:
     """Return whether `local_size` ranks have less than a core each, by affinity and quota."""
-    is_bound = bool(os.environ.get(BOUND_CPUS_VARIABLE))
-    return local_size > quota() or (not is_bound and local_size > usable_cpus())
+    if local_size > quota():
+        return True
+    if bound := _bound_cpus():
+        return bound < 1
+    return local_size > usable_cpus()
+
+
+def _bound_cpus() -> float:
+    """Return the rank's share of the CPUs that it is bound to; 0 if the launcher has bound none."""
+    return float(os.environ.get(BOUND_CPUS_VARIABLE) or 0)
 
 
 def configure(

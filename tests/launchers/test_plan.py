@@ -130,11 +130,21 @@ def test_times_reach_the_ranks() -> None:
         (4, "core", [(0,), (1,), (2,), (3,)]),
         (2, "none", [None, None]),
         (5, None, [None] * 5),
+        (8, None, [(cpu,) for cpu in range(4) for _ in range(2)]),
+        (8, "none", [None] * 8),
+        (3, "numa", [(0, 1, 2, 3)] * 3),
     ],
 )
-def test_binding(num_proc: int, bind_to: str | None, cpus: list[object]) -> None:
+def test_binding(num_proc: int, bind_to: str | None, cpus: list[tuple[int, ...] | None]) -> None:
+    """A rank knows the part of a CPU, or the CPUs, that are its share of those that it has."""
     job = make(num_proc=num_proc, bind_to=bind_to)
     assert [rank.cpus for rank in job.ranks] == cpus
+    for rank in job.ranks:
+        share = rank.environment().get("RINGAR_BOUND_CPUS")
+        if rank.cpus is None:
+            assert share is None
+        else:
+            assert float(share or 0) == pytest.approx(len(rank.cpus) / cpus.count(rank.cpus), 1e-5)
 
 
 def test_binding_more_ranks_than_cpus_is_refused() -> None:

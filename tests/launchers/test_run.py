@@ -115,6 +115,10 @@ def test_binding() -> None:
     assert sum(map(len, sets)) == len(cpus)
     result = launch("-np", "2", "--no-prefix", "--bind-to", "none", *show)
     assert [set(json.loads(line)) for line in result.stdout.splitlines()] == [cpus, cpus]
+    if len(cpus) <= 32:
+        result = launch("-np", str(2 * len(cpus)), "--no-prefix", *show)
+        shared = sorted(json.loads(line) for line in result.stdout.splitlines())
+        assert shared == [[number] for number in sorted(cpus) for _ in range(2)]
 
 
 def test_stdin_belongs_to_rank_0() -> None:

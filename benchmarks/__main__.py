@@ -27,12 +27,13 @@ from benchmarks.harness.definitions import DEFINITIONS
 from benchmarks.harness.processes import JobFailedError
 from benchmarks.harness.report import KIB, MIB
 from benchmarks.peers.ringar_group import RESNET50_BYTES
+from benchmarks.quick.__main__ import PARTS
 from benchmarks.rates import __main__ as rates
 from benchmarks.scaling import __main__ as scaling
 from benchmarks.scaling import report as scaling_report
 from benchmarks.scaling.plot import draw
 from benchmarks.targets import SIZES, Figures, targets
-from benchmarks.training import steps
+from benchmarks.training import crowd, steps
 from benchmarks.training.step_worker import WAYS
 
 REPORT = machine.ROOT / "build" / "bench-report"
@@ -97,7 +98,7 @@ class Report:
         try:
             rows = rates.measure()
         except JobFailedError as error:
-            self.sections.append(f"\n## Copies\n\nnot measured ({error})\n")
+            self.fail("Copies", error)
             return
         data = {"tried": {}, "rows": rows, "missing": {}}
         self.add("rates", "Copies", rates.text(rows), data, False)
@@ -111,14 +112,39 @@ class Report:
         self.add("steps", "Training steps", steps.table_text(rows), data, False)
         self.failed |= bool(reasons)
 
+    def quick(self) -> None:
+        """Measures small calls, begins of epochs and starts of jobs."""
+        for name, (measure, table_text) in PARTS.items():
+            try:
+                run = measure()
+            except JobFailedError as error:
+                self.fail(f"Quick: {name}", error)
+            else:
+                self.add(name, f"Quick: {name}", table_text(run["rows"]), run, False)
+
+    def crowd(self) -> None:
+        """Measures training on more ranks than cores."""
+        title = "More ranks than cores"
+        try:
+            rows = crowd.measure(self.rounds)
+        except JobFailedError as error:
+            self.fail(title, error)
+        else:
+            data = {"tried": {}, "rows": rows, "missing": {}}
+            self.add("crowd", title, crowd.table_text(rows), data, False)
+
+    def fail(self, heading: str, error: JobFailedError) -> None:
+        """Keeps a section about a job that failed."""
+        self.sections.append(f"\n## {heading}\n\nnot measured ({error})\n")
+        self.failed = True
+
     def scaling(self) -> None:
         """Measures images/s against ideal on two ranks."""
         options = scaling.settings(scaling.DEFAULT_MODELS.split(","))
         try:
             data = scaling.run(options, 2)
         except JobFailedError as error:
-            self.sections.append(f"\n## Scaling\n\nnot measured ({error})\n")
-            self.failed = True
+            self.fail("Scaling", error)
             return
         run = scaling.recorded(data)
         draw(data, str(REPORT / "scaling"))
@@ -153,6 +179,8 @@ def main() -> int:
     for comparison in COMPARISONS:
         everything.compare(*comparison, rounds=options.rounds)
     everything.steps()
+    everything.quick()
+    everything.crowd()
     if not options.targets:
         everything.compare(*SLOW_PEERS, rounds=1)
         for collective in OTHERS:

@@ -20,11 +20,13 @@ from benchmarks.harness.command import parse_size
 from benchmarks.harness.report import KIB, MIB
 from benchmarks.harness.targets import Target
 from benchmarks.peers.ringar_group import RESNET50_BYTES
+from benchmarks.quick import starts
 from benchmarks.rates.__main__ import share_a_cache, text
 
 Row = dict[str, Any]
 NAN = float("nan")
 SIZES = [parse_size(size) for size in DEFAULT_SIZES]
+MOVES = ("allreduce", "allgather", "broadcast")
 PEERS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel MPI": "intelmpi"}
 
 
@@ -42,6 +44,14 @@ class Figures:
         self._steps: dict[tuple[str, str, int], Row] = {
             (row["model"], row["way"], row["processes"]): row
             for row in runs.get("steps", {}).get("rows", [])
+        }
+        self._calls: dict[tuple[str, int, str], float] = {
+            (row["collective"], row["bytes"], row["way"]): row["seconds"]
+            for row in runs.get("calls", {}).get("rows", [])
+        }
+        self._rows = {
+            name: {row[key]: row for row in runs.get(name, {}).get("rows", [])}
+            for name, key in (("epochs", "ranks"), ("starts", "title"), ("crowd", "cores"))
         }
 
     def seconds(
@@ -64,6 +74,18 @@ class Figures:
         rows = [self._steps.get((model, way, processes), {}) for way in ("fit", "loop")]
         return [100 * row.get(of, NAN) for row in rows if row] or [NAN]
 
+    def calls(self, collective: str, way: str) -> list[float]:
+        """Returns the time of a small call over that of mpi4py's, for each size."""
+        sizes = [size for name, size, of in self._calls if (name, of) == (collective, "mpi4py")]
+        return [
+            self._calls.get((collective, size, way), NAN) / self._calls[collective, size, "mpi4py"]
+            for size in sizes
+        ] or [NAN]
+
+    def figure(self, run: str, row: Any, name: str) -> float:
+        """Returns a figure of the row of "epochs", "starts" or "crowd" that has this key."""
+        return float(self._rows[run].get(row, {}).get(name, NAN))
+
 
 def targets(f: Figures) -> list[Target]:
     """Returns all targets."""
@@ -80,6 +102,13 @@ def targets(f: Figures) -> list[Target]:
             Target(f"allreduce {sizes_text}, of {title}", bound, "x",
                    f.ratios(PEERS[title], "ringar_engine", sizes))
             for title, bound in of.items()
+        ]  # fmt: skip
+
+    def small_calls(way: str, title: str, names: tuple[str, ...], bound: float) -> list[Target]:
+        return [
+            Target(f"{name} of {title}, up to 16 KiB, of mpi4py's", bound, "x", f.calls(name, way),
+                   at_most=True)
+            for name in names
         ]  # fmt: skip
 
     return [
@@ -100,6 +129,19 @@ def targets(f: Figures) -> list[Target]:
                [*f.steps("mlp", 1, "of_plain"), *f.steps("small_cnn", 1, "of_plain")]),
         Target("allreduce 4 KiB in tf.function, beyond the fastest call of an empty op", 60, " us",
                [1e6 * added], at_most=True),
+        Target("barrier, of mpi4py's", 3, "x", f.calls("barrier", "NumPy")[:1], at_most=True),
+        *small_calls("NumPy", "NumPy arrays", MOVES, 3),
+        *small_calls("eager tensor", "eager tensors", MOVES, 4.5),
+        Target("begin of an epoch, two ranks, median", 15, " ms",
+               [1e3 * f.figure("epochs", 2, "seconds")], at_most=True),
+        Target("begin of an epoch, two ranks, longest", 60, " ms",
+               [1e3 * f.figure("epochs", 2, "max")], at_most=True),
+        Target("job of two ranks that add NumPy arrays, in all", 1, " s",
+               [f.figure("starts", starts.title_here(2), "until_end")], at_most=True),
+        Target("4 ranks on 2 cores, examples/s, of 2 ranks", 85, "%",
+               [100 * f.figure("crowd", 2, "of_fewer")]),
+        Target("2 ranks on one core, examples/s, of one rank", 85, "%",
+               [100 * f.figure("crowd", 1, "of_fewer")]),
     ]  # fmt: skip
 
 

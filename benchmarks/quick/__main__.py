@@ -3,18 +3,20 @@
     python -m benchmarks.quick
 
 - `calls`: collectives of small NumPy arrays and of eager tensors, beside mpi4py's in the same two
-  processes, in turns; recorded in `benchmarks/results/`.
+  processes, in turns.
 - `epochs`: the time from the beginning of each epoch of `fit` to its first batch.
 - `starts`: jobs whose ranks add two NumPy arrays, from the launcher's start to the first collective
   and to the end, up to 64 ranks on this host and on 8 hosts (network namespaces; needs root), with
   the memory that a rank does not share, its sockets and its threads.
 
-Tables show medians, with the least and the greatest of the rounds.
+Tables show medians, with the least and the greatest of the rounds. The rows are recorded in
+`benchmarks/results/`.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,14 +30,16 @@ SIZES = (64, 4 * KIB, 16 * KIB)
 ROUNDS, EPOCHS = 15, 40
 LIMIT = 300.0
 
-
-def spread(times: list[float]) -> list[str]:
-    """Returns the median, the least and the greatest, as text."""
-    return [report.time_text(value) for value in (median(times), min(times), max(times))]
+Row = dict[str, Any]
 
 
-def calls() -> str:
-    """Measures small collectives on two ranks that Open MPI has started, and records them."""
+def figures(times: list[float]) -> Row:
+    """Returns the median, the least and the greatest."""
+    return {"seconds": median(times), "min": min(times), "max": max(times)}
+
+
+def calls() -> results.Run:
+    """Measures small collectives on two ranks that Open MPI has started."""
     options = {"sizes": SIZES, "rounds": ROUNDS}
     reports = jobs.run_worker(
         "benchmarks.quick.calls", options, 2, deadline=LIMIT, command=launch.open_mpi,
@@ -46,13 +50,11 @@ def calls() -> str:
         name, size, _ = cases[0]
         for way in cases[0][2]:
             times = slowest(case[2][way] for case in cases)
-            figures = {"seconds": median(times), "min": min(times), "max": max(times)}
-            rows.append({"collective": name, "bytes": size, "way": way, **figures})
-    results.record("calls", machine.describe(), {"tried": {"sizes": list(SIZES)}, "rows": rows})
-    return calls_table(rows)
+            rows.append({"collective": name, "bytes": size, "way": way, **figures(times)})
+    return {"tried": {"sizes": list(SIZES)}, "rows": rows, "missing": {}}
 
 
-def calls_table(rows: list[dict[str, Any]]) -> str:
+def calls_table(rows: list[Row]) -> str:
     """Returns a table of small collectives, a row for each way of its arrays."""
     peers = {(r["collective"], r["bytes"]): r["seconds"] for r in rows if r["way"] == "mpi4py"}
     lines = []
@@ -64,18 +66,31 @@ def calls_table(rows: list[dict[str, Any]]) -> str:
     return report.table(headers, lines)
 
 
-def epochs() -> str:
+def epochs() -> results.Run:
     """Measures how long epochs of `fit` take to begin, on one rank and on two."""
     rows = []
     for ranks in (1, 2):
         options = {"epochs": EPOCHS}
         reports = jobs.run_worker("benchmarks.quick.epochs", options, ranks, deadline=LIMIT)
         # Not the first, which builds the step.
-        rows.append([ranks, *spread(slowest(r["waits"][1:] for r in reports))])
-    return report.table(["ranks", "median", "least", "greatest"], rows)
+        rows.append({"ranks": ranks, **figures(slowest(r["waits"][1:] for r in reports))})
+    return {"tried": {}, "rows": rows, "missing": {}}
 
 
-PARTS = {"calls": calls, "epochs": epochs, "starts": starts.table_text}
+def epochs_table(rows: list[Row]) -> str:
+    """Returns a line per number of ranks."""
+    lines = [[row["ranks"], *report.spread(row)] for row in rows]
+    return report.table(["ranks", "median", "least", "greatest"], lines)
+
+
+Part = tuple[Callable[[], results.Run], Callable[[list[Row]], str]]
+"""What measures, and what makes a table of the rows."""
+
+PARTS: dict[str, Part] = {
+    "calls": (calls, calls_table),
+    "epochs": (epochs, epochs_table),
+    "starts": (starts.measure, starts.table_text),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -84,9 +99,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = cli.parse_args(arguments)
     if strangers := set(options.parts) - PARTS.keys():
         cli.error(f"expected parts out of {', '.join(PARTS)}, received {', '.join(strangers)}")
-    print(machine.headline(machine.describe()))
+    host = machine.describe()
+    print(machine.headline(host))
     for name in options.parts or PARTS:
-        print(f"\n{name}\n\n{PARTS[name]()}", flush=True)
+        measure, table_text = PARTS[name]
+        run = measure()
+        results.record(name, host, run)
+        reasons = report.missing_lines(run["missing"])
+        print(f"\n{name}\n\n{table_text(run['rows'])}\n{reasons}", flush=True)
     return 0
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import jobs, launch, report
+from benchmarks.harness import jobs, launch, report, results
 
 RANKS = {1: 5, 2: 5, 4: 5, 64: 1}
 """Numbers of ranks on this host, and how many jobs are started with each."""
 HOSTS, RANKS_PER_HOST, RATE_MBIT = 8, 8, 10_000.0
 LIMIT = 300.0
 
-Row = list[Any]
+Row = dict[str, Any]
 
 
 def row(title: str, runs: int, ranks: int, command: jobs.Command) -> Row:
-    """Starts `runs` jobs, and returns the cells of the table."""
+    """Starts `runs` jobs, and returns what they took and what their ranks had."""
     until_first, until_end, reports = [], [], []
     for _ in range(runs):
         begin = time.perf_counter()
@@ -29,30 +29,49 @@ def row(title: str, runs: int, ranks: int, command: jobs.Command) -> Row:
         )  # fmt: skip
         until_end.append(time.perf_counter() - begin)
         until_first.append(max(r["moment"] for r in reports) - begin)
-    times = [report.time_text(median(values)) for values in (until_first, until_end)]
-    memory = [r["private_bytes"] / (1 << 20) for r in reports]
-    sockets, threads = ([r[name] for r in reports] for name in ("sockets", "threads"))
-    counts = [f"{min(c)} to {max(c)}" if min(c) < max(c) else min(c) for c in (sockets, threads)]
-    return [title, *times, f"{median(memory):.0f} MiB", *counts]
+    return {
+        "title": title,
+        "until_first": median(until_first),
+        "until_end": median(until_end),
+        "private_bytes": median(r["private_bytes"] for r in reports),
+        **{name: sorted({r[name] for r in reports}) for name in ("sockets", "threads")},
+    }
 
 
-def table_text() -> str:
-    """Returns the table; without root and iproute2 it has no other hosts."""
-    rows = [row(f"{n} on this host", runs, n, launch.ringarrun) for n, runs in RANKS.items()]
+def title_here(ranks: int) -> str:
+    """Returns the title of the row of so many ranks of this host."""
+    return f"{ranks} on this host"
+
+
+def measure() -> results.Run:
+    """Returns a row per job; without root and iproute2 there are none of other hosts."""
+    rows = [row(title_here(n), runs, n, launch.ringarrun) for n, runs in RANKS.items()]
     try:
         from tests.hosts import Hosts, unavailable
     except ImportError as error:
         reason: str | None = str(error)
     else:
         reason = unavailable()
-    note = ""
-    if reason:
-        note = f"without other hosts: {reason}\n"
-    else:
+    if not reason:
         with Hosts(HOSTS, rate_mbit=RATE_MBIT) as hosts:
             command = launch.on_hosts(hosts, RANKS_PER_HOST, "tcp")
             title = f"{RANKS_PER_HOST} on each of {HOSTS} hosts"
             rows.append(row(title, 1, HOSTS * RANKS_PER_HOST, command))
+    reasons = {"ranks of other hosts": reason} if reason else {}
+    return {"tried": {}, "rows": rows, "missing": reasons}
+
+
+def table_text(rows: list[Row]) -> str:
+    """Returns a line per job."""
+
+    def span(counts: list[int]) -> str:
+        return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+
+    lines = [
+        [row["title"], *(report.time_text(row[name]) for name in ("until_first", "until_end")),
+         f"{row['private_bytes'] / report.MIB:.0f} MiB", span(row["sockets"]), span(row["threads"])]
+        for row in rows
+    ]  # fmt: skip
     headers = ["ranks", "until the first collective", "until the end", "memory of a rank",
                "its sockets", "its threads"]  # fmt: skip
-    return report.table(headers, rows) + note
+    return report.table(headers, lines)

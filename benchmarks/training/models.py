@@ -15,6 +15,13 @@ def mlp() -> Any:
     return keras.Sequential([keras.Input((32,)), *layers])
 
 
+def digits() -> Any:
+    """Builds the model of examples/digits.py: 151,306 weights, 0.6 MB."""
+    from examples.digits import make_model
+
+    return make_model((8, 8, 1))
+
+
 def small_cnn() -> Any:
     """Builds two convolutions and two dense layers: 2.1 million parameters, 8.5 MB."""
     import keras
@@ -88,6 +95,7 @@ def resnet50() -> Any:
 
 MODELS = {
     "mlp": (mlp, 8),
+    "digits": (digits, 32),
     "small_cnn": (small_cnn, 32),
     "resnet20": (resnet20, 32),
     "alexnet": (alexnet, 16),

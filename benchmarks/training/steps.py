@@ -12,7 +12,7 @@ from benchmarks.harness.jobs import Reports, run_worker
 from benchmarks.harness.processes import JobFailedError
 from benchmarks.harness.series import slowest
 
-COUNTS = {"mlp": 1500, "small_cnn": 100, "resnet20": 30, "alexnet": 4, "resnet50": 3}
+COUNTS = {"mlp": 1500, "digits": 150, "small_cnn": 100, "resnet20": 30, "alexnet": 4, "resnet50": 3}
 """Steps of a turn: about a second's worth."""
 
 LIMIT = 300.0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from benchmarks import targets
 from benchmarks.harness import processes
 from benchmarks.harness.targets import Target
-from benchmarks.training import steps, threads
+from benchmarks.quick import starts
+from benchmarks.training import crowd, steps, threads
 
 pytestmark = pytest.mark.job
 
@@ -45,8 +48,60 @@ def test_a_job_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_targets_without_figures_say_so() -> None:
     rows = [target.row() for target in targets.targets(targets.Figures({}))]
-    assert len(rows) == 16
+    assert len(rows) == 28
     assert {row[3] for row in rows} == {"not measured"}
+
+
+def test_targets_find_their_figures() -> None:
+    def calls(name: str, **times: float) -> list[dict[str, Any]]:
+        about = {"collective": name, "bytes": 64}
+        return [{**about, "way": way, "seconds": seconds} for way, seconds in times.items()]
+
+    runs = {
+        "calls": {
+            "rows": [*calls("barrier", mpi4py=2.0, NumPy=5.0), *calls("allreduce", mpi4py=1.0)]
+        },
+        "epochs": {"rows": [{"ranks": 2, "seconds": 0.01, "max": 0.07}]},
+        "starts": {"rows": [{"title": starts.title_here(2), "until_end": 0.5}]},
+        "crowd": {"rows": [{"cores": 2, "of_fewer": 0.9}, {"cores": 1, "of_fewer": 0.8}]},
+    }
+    rows = [target.row() for target in targets.targets(targets.Figures(runs))]
+    by_title = {row[0]: row[2:] for row in rows if row[3] != "not measured"}
+    assert by_title == {
+        "barrier, of mpi4py's": ["2.5x", "yes"],
+        "begin of an epoch, two ranks, median": ["10 ms", "yes"],
+        "begin of an epoch, two ranks, longest": ["70 ms", "no"],
+        "job of two ranks that add NumPy arrays, in all": ["0.5 s", "yes"],
+        "4 ranks on 2 cores, examples/s, of 2 ranks": ["90%", "yes"],
+        "2 ranks on one core, examples/s, of one rank": ["80%", "no"],
+    }
+
+
+def test_crowds_are_compared_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[tuple[int, int]] = []
+
+    def speeds(cores: int, ranks: int) -> dict[str, float]:
+        jobs.append((cores, ranks))
+        # A machine that is twice as fast in the second round.
+        speed = 100.0 * cores * (2 if len(jobs) > 4 else 1)
+        return {"plain": speed, "ringar": speed * (0.5 if ranks > cores else 1)}
+
+    monkeypatch.setattr(crowd, "speeds", speeds)
+    rows = crowd.measure(2)
+    assert jobs == [(2, 2), (2, 4), (1, 1), (1, 2), (2, 4), (2, 2), (1, 2), (1, 1)]
+    assert [(row["ranks"], row["of_fewer_min"], row["of_fewer_max"]) for row in rows] == [
+        (4, 0.5, 0.5),
+        (2, 0.5, 0.5),
+    ]
+    assert "50% (50% to 50%)" in crowd.table_text(rows)
+    assert all(row["of_fewer_plain"] == 1 for row in rows)
+
+
+@pytest.mark.slow
+def test_ranks_of_a_crowd_share_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(steps.COUNTS, "digits", 4)
+    monkeypatch.setattr(crowd, "TURNS", 1)
+    assert min(crowd.speeds(1, 2).values()) > 0
 
 
 def test_the_worst_figure_decides_a_target() -> None:

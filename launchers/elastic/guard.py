@@ -156,7 +156,8 @@ def make(options: argparse.Namespace) -> Runner | None:
     def plan(slots: int) -> JobPlan:
         hosts = list(this_host.hosts)
         hosts[this_host.number] = replace(hosts[this_host.number], slots=slots)
-        return host_guard.plan_of(options, replace(this_host, hosts=hosts), [{}] * slots)
+        resized = replace(this_host, hosts=hosts)
+        return host_guard.plan_of(options, resized, [{}] * slots, is_elastic=True)
 
     fork = Fork(lambda rank: subprocess.DEVNULL, has_segment=False)
     members = HostMembers(control, this_host.listen, fork, plan)

@@ -175,7 +175,8 @@ def make(
     environment = variables(request, environ)
     command = program(request, {**environ, **environment}).command
     check_output_folder(request.output_folder)
-    sets = cpu_sets(request.bind_to, num_proc, cpus)
+    may_lose_ranks = request.min_np is not None or request.max_failures > 0
+    sets = cpu_sets(request.bind_to, num_proc, cpus, may_lose_ranks)
     gpu = gpus_module.of_ranks({**environ, **environment}, num_proc)
     names = _host_names(request, num_proc)
     return JobPlan(
@@ -294,9 +295,12 @@ def _timeouts(request: Request) -> dict[str, str]:
 
 
 def cpu_sets(
-    bind_to: str | None, size: int, cpus: Sequence[Cpu]
+    bind_to: str | None, size: int, cpus: Sequence[Cpu], may_lose_ranks: bool = False
 ) -> Sequence[tuple[int, ...] | None]:
     """Return the CPUs of each of `size` ranks of one host, for `--bind-to`; None: not bound.
+
+    Where a job may go on without some ranks, they share no CPU unless asked to: those that are left
+    could all have the same one.
 
     Raises:
         UsageError: with `core`, there are fewer CPUs than ranks.
@@ -308,7 +312,7 @@ def cpu_sets(
         )
     if bind_to == "numa":
         return cpus_module.whole_nodes(cpus, size)
-    if bind_to == "none":
+    if bind_to == "none" or (may_lose_ranks and size > len(cpus)):
         return [None] * size
     if size > len(cpus):
         return cpus_module.shared(cpus, size) or [None] * size

@@ -228,7 +228,10 @@ def file_with(world: Mapping[str, object]) -> int:
 
 
 def plan_of(
-    options: argparse.Namespace, this_host: JobHost, files: Sequence[Mapping[str, int]]
+    options: argparse.Namespace,
+    this_host: JobHost,
+    files: Sequence[Mapping[str, int]],
+    is_elastic: bool = False,
 ) -> JobPlan:
     """Plan the ranks of this host.
 
@@ -236,11 +239,14 @@ def plan_of(
         options: those of the guard.
         this_host: this host in the job.
         files: the open files that each rank inherits, by the variable that names them.
+        is_elastic: whether ranks come and go.
     """
     hosts, number, slots = this_host.hosts, this_host.number, this_host.slots
     first = sum(host.slots for host in hosts[:number])
     size = sum(host.slots for host in hosts)
-    sets = cpu_sets(options.bind_to, slots, cpus.available())
+    sets = cpu_sets(
+        options.bind_to, slots, cpus.available(), is_elastic or options.max_failures > 0
+    )
     gpu = gpus.of_ranks(os.environ, slots)
     notice = gpus.describe(dict(enumerate(gpu, first)))
     return JobPlan(

@@ -147,6 +147,12 @@ def test_binding(num_proc: int, bind_to: str | None, cpus: list[tuple[int, ...] 
             assert float(share or 0) == pytest.approx(len(rank.cpus) / cpus.count(rank.cpus), 1e-5)
 
 
+def test_ranks_that_may_be_left_by_others_share_no_cpu() -> None:
+    assert {rank.cpus for rank in make(num_proc=8, min_np=2).ranks} == {None}
+    assert {rank.cpus for rank in make(num_proc=8, max_failures=1).ranks} == {None}
+    assert len({rank.cpus for rank in make(num_proc=4, min_np=2).ranks}) == 4
+
+
 def test_binding_more_ranks_than_cpus_is_refused() -> None:
     with pytest.raises(UsageError, match=r"expected at most 4 ranks.*received 5.*--bind-to none"):
         make(num_proc=5, bind_to="core")

@@ -69,7 +69,7 @@ def split(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]]:
 
 
 def shared(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]] | None:
-    """Give each of `parts` ranks one CPU, the same number of ranks to each CPU, neighbors first.
+    """Give each of `parts` ranks one CPU in turn, the same number of ranks to each CPU.
 
     Args:
         cpus: the CPUs to share; at least one.
@@ -79,8 +79,9 @@ def shared(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]] | None:
         One CPU per rank; None if `parts` is no multiple of the CPUs. Ranks wait for the slowest in
         each step, which would then be one on a CPU with more ranks than others.
     """
-    ranks, rest = divmod(parts, len(cpus))
-    return None if rest else [(cpu.number,) for cpu in sorted(cpus) for _ in range(ranks)]
+    times, rest = divmod(parts, len(cpus))
+    # Neighbors, which often work alone together, are not on the same CPU.
+    return None if rest else [(cpu.number,) for cpu in sorted(cpus)] * times
 
 
 def whole_nodes(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]]:

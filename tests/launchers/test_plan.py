@@ -130,7 +130,7 @@ def test_times_reach_the_ranks() -> None:
         (4, "core", [(0,), (1,), (2,), (3,)]),
         (2, "none", [None, None]),
         (5, None, [None] * 5),
-        (8, None, [(cpu,) for cpu in range(4) for _ in range(2)]),
+        (8, None, [(0,), (1,), (2,), (3,)] * 2),
         (8, "none", [None] * 8),
         (3, "numa", [(0, 1, 2, 3)] * 3),
     ],

@@ -15,7 +15,7 @@
 #   make gallery      the output and pictures of examples/gallery, which it runs
 #   make rooms        the picture of docs/architecture.md, from the imports
 #   make format       what lint would complain of, corrected
-#   make bench        every benchmark that fits into a quarter of an hour, with a report
+#   make bench        every benchmark that fits into twenty minutes, with a report
 #   make bench-targets  what the targets need, and the targets beside it
 #   make performance  the tables of performance in docs/ and README, from benchmarks/results
 #   make papers       small forms of the benchmarks of docs/papers.md, within an hour
@@ -275,7 +275,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
 
-# About a quarter of an hour; nothing else should run meanwhile. Peers are installed into
+# About twenty minutes; nothing else should run meanwhile. Peers are installed into
 # environments of their own below build/bench.
 bench: $(LIBRARY)
 	$(PIP_INSTALL) --no-build-isolation --editable '.[bench]'

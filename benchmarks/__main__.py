@@ -1,4 +1,4 @@
-"""Everything that fits into a quarter of an hour, with a report: `python -m benchmarks`.
+"""Everything that fits into twenty minutes, with a report: `python -m benchmarks`.
 
 How far from ideal the hosts of a job train, under any launcher: `python -m benchmarks.scaling`.
 

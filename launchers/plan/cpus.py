@@ -81,7 +81,8 @@ def shared(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]] | None:
     """
     times, rest = divmod(parts, len(cpus))
     # Neighbors, which often work alone together, are not on the same CPU.
-    return None if rest else [(cpu.number,) for cpu in sorted(cpus)] * times
+    sets: list[tuple[int, ...]] = [(cpu.number,) for cpu in sorted(cpus)]
+    return None if rest else sets * times
 
 
 def whole_nodes(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]]:

@@ -63,13 +63,17 @@ TABLE: dict[str, tuple[Hook, ...]] = {
         *(
             Hook(
                 f"keras.src.trainers.data_adapters.{adapter}", "get_tf_dataset",
-                "ringar.data.untuned:leaving_untuned", is_public=False, is_needed=False,
+                "ringar.data.epochs:leaving_untuned", is_public=False, is_needed=False,
             )
             for adapter in (
                 "array_data_adapter.ArrayDataAdapter",
                 "generator_data_adapter.GeneratorDataAdapter",
                 "py_dataset_adapter.PyDatasetAdapter",
             )
+        ),
+        Hook(
+            "keras.src.backend.tensorflow.trainer.TFEpochIterator", "_get_iterator",
+            "ringar.data.epochs:ending_apart", is_public=False, is_needed=False,
         ),
     ),
     "callbacks of several ranks": (

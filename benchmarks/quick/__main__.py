@@ -4,7 +4,8 @@
 
 - `calls`: collectives of small NumPy arrays and of eager tensors, beside mpi4py's in the same two
   processes, in turns.
-- `epochs`: the time from the beginning of each epoch of `fit` to its first batch.
+- `epochs`: the time from the beginning of each epoch of `fit` to its first batch, of arrays and
+  of a `tf.data.Dataset` that TensorFlow tunes.
 - `starts`: jobs whose ranks add two NumPy arrays, from the launcher's start to the first collective
   and to the end, up to 64 ranks on this host and on 8 hosts (network namespaces; needs root), with
   the memory that a rank does not share, its sockets and its threads.
@@ -15,6 +16,7 @@ Tables show medians, with the least and the greatest of the rounds. The rows are
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +26,7 @@ from typing import Any
 from benchmarks.harness import command, jobs, launch, machine, report, results
 from benchmarks.harness.report import KIB
 from benchmarks.harness.series import slowest
-from benchmarks.quick import starts
+from benchmarks.quick import epochs, starts
 
 SIZES = (64, 4 * KIB, 16 * KIB)
 ROUNDS, EPOCHS = 15, 40
@@ -66,21 +68,22 @@ def calls_table(rows: list[Row]) -> str:
     return report.table(headers, lines)
 
 
-def epochs() -> results.Run:
+def first_batches() -> results.Run:
     """Measures how long epochs of `fit` take to begin, on one rank and on two."""
     rows = []
-    for ranks in (1, 2):
-        options = {"epochs": EPOCHS}
+    for data, ranks in itertools.product(epochs.DATA, (1, 2)):
+        options = {"epochs": EPOCHS, "data": data}
         reports = jobs.run_worker("benchmarks.quick.epochs", options, ranks, deadline=LIMIT)
         # Not the first, which builds the step.
-        rows.append({"ranks": ranks, **figures(slowest(r["waits"][1:] for r in reports))})
+        times = slowest(r["waits"][1:] for r in reports)
+        rows.append({"title": epochs.title(data, ranks), **figures(times)})
     return {"tried": {}, "rows": rows, "missing": {}}
 
 
-def epochs_table(rows: list[Row]) -> str:
-    """Returns a line per number of ranks."""
-    lines = [[row["ranks"], *report.spread(row)] for row in rows]
-    return report.table(["ranks", "median", "least", "greatest"], lines)
+def first_batches_table(rows: list[Row]) -> str:
+    """Returns a line per kind of data and number of ranks."""
+    lines = [[row["title"], *report.spread(row)] for row in rows]
+    return report.table(["epochs of", "median", "least", "greatest"], lines)
 
 
 Part = tuple[Callable[[], results.Run], Callable[[list[Row]], str]]
@@ -88,7 +91,7 @@ Part = tuple[Callable[[], results.Run], Callable[[list[Row]], str]]
 
 PARTS: dict[str, Part] = {
     "calls": (calls, calls_table),
-    "epochs": (epochs, epochs_table),
+    "epochs": (first_batches, first_batches_table),
     "starts": (starts.measure, starts.table_text),
 }
 

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ringar import hooks
 from ringar.collectives import allgather_object, broadcast_object
 from ringar.collectives.dtypes import Arrays, Examples
 from ringar.job import place
@@ -119,6 +120,7 @@ class Pipelined(keras.Model):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name or f"{model.name}_pipelined")
+        hooks.install("distributed training")
         plan = Decoupling(
             synthesizer, conditioned, update_probability, synthetic_inputs, bp_lambda, ahead,
             synthesizer_optimizer,

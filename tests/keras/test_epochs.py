@@ -1,12 +1,15 @@
-"""Pipelines that Keras makes of arrays and of Python's batches: TensorFlow does not tune them."""
+"""Epochs begin at once: pipelines of Keras are not tuned, and nobody waits for the end of others."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
@@ -46,11 +49,33 @@ def test_pipelines_of_keras_are_not_tuned(adapter: Any) -> None:
 
 
 def test_pipelines_of_users_stay_as_they_are() -> None:
-    import tensorflow as tf
-
     hooks.install("distributed training")
     dataset = TFDatasetAdapter(tf.data.Dataset.from_tensor_slices(ROWS)).get_tf_dataset()
     assert dataset.options().autotune.enabled is None
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_nobody_waits_for_the_end_of_an_iterator(method: str) -> None:
+    hooks.install("distributed training")
+    may_end, end = threading.Event(), threading.Event()
+
+    def generate() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        try:
+            while True:
+                yield ROWS, ROWS[:, :1]
+        finally:
+            may_end.wait(10)
+            end.set()
+
+    specs = tf.TensorSpec([3, 2]), tf.TensorSpec([3, 1])
+    data = tf.data.Dataset.from_generator(generate, output_signature=specs)
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    number = {"steps_per_epoch": 2} if method == "fit" else {"steps": 2}
+    getattr(model, method)(data.prefetch(tf.data.AUTOTUNE), verbose=0, **number)
+    assert not end.is_set()
+    may_end.set()
+    assert end.wait(30)
 
 
 EPOCHS = """

@@ -1,4 +1,4 @@
-"""Epochs begin at once: pipelines of Keras are not tuned, and nobody waits for the end of others."""
+"""Epochs begin at once: Keras' pipelines are not tuned, nobody waits for the end of others."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ TABLE: dict[str, tuple[Hook, ...]] = {
             )
         ),
         Hook(
-            "keras.src.backend.tensorflow.trainer.TFEpochIterator", "_get_iterator",
+            "keras.src.backend.tensorflow.trainer.TFEpochIterator", "__init__",
             "ringar.data.epochs:ending_apart", is_public=False, is_needed=False,
         ),
     ),

@@ -31,14 +31,15 @@ def leaving_untuned(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return get_tf_dataset
 
 
-def ending_apart(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Let nobody wait for the end of an iterator that Keras has made of a `tf.data.Dataset`."""
+def ending_apart(original: Callable[..., None]) -> Callable[..., None]:
+    """Let nobody wait for the end of an iterator that Keras makes of a `tf.data.Dataset`."""
 
-    def get_iterator(self: Any) -> Any:
-        dataset = original(self)
-        return _Iterable(dataset) if isinstance(dataset, tf.data.Dataset) else dataset
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if isinstance(self._distributed_dataset, tf.data.Dataset):
+            self._distributed_dataset = _Iterable(self._distributed_dataset)
 
-    return get_iterator
+    return initialize
 
 
 class _Iterable:

@@ -108,10 +108,10 @@ demo: $(if $(wildcard $(STAMP)),$(LIBRARY),$(USER_STAMP))
 
 test: test-plain test-ranks
 
-# Three files at once, for much of the time jobs only wait; then the tests that measure, with nothing
-# beside them.
+# Four files at once, for much of the time jobs only wait; then the tests that measure, with nothing
+# beside them. The order is that of tests/plugin/selection.py.
 test-plain: $(LIBRARY)
-	$(PYTEST) -n 3 --dist loadfile -m 'not alone' --junit-xml=$(REPORTS)/plain.xml
+	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder -m 'not alone' --junit-xml=$(REPORTS)/plain.xml
 	$(PYTEST) -m alone --junit-xml=$(REPORTS)/alone.xml $(shell grep -rlF mark.alone tests --include=test_*.py)
 
 # Once more, every rank running the same tests (see CONTRIBUTING.md); rank 0 alone reports. Two sizes

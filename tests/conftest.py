@@ -14,8 +14,8 @@ os.environ.setdefault("RINGAR_CALIBRATION", "off")
 sitecustomize.HIDDEN.discard("pandas")
 
 pytest_plugins = [
-    "tests.plugin.selection",
     "tests.plugin.deadline",
+    "tests.plugin.selection",
     "tests.plugin.fixtures",
     "tests.plugin.ranks",
     "tests.plugin.wheels",

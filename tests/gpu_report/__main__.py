@@ -44,7 +44,7 @@ def environment() -> Iterator[str]:
     for name, command in commands.items():
         source = {"TensorFlow": _TENSORFLOW, "CuPy": _CUPY}.get(name, "")
         try:
-            result = run_job(None, command or source, deadline=60.0)
+            result = run_job(None, command or source, deadline=60.0, fresh=True)
         except OSError as error:
             yield f"- {name}: {error.strerror}"
             continue
@@ -90,6 +90,7 @@ def report(gpus: int, reason: str, nccl: tuple[int, int] | None) -> Iterator[tup
                 launcher_args=["--no-prefix"],
                 deadline=part.seconds,
                 env={**settings(), **part.environment},
+                fresh=True,
             )
             state, detail = judge(part, result)
             log = ROOT / "build" / "gpu-report" / f"{re.sub(r'[^a-z0-9]+', '-', part.title)}.log"

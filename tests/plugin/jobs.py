@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -15,7 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.plugin import warm
+from tests.plugin.warm_python import NAME_LENGTH, read_once
+
 ROOT = Path(__file__).resolve().parents[2]
+
 #: Where the Pythons of a job find modules: `site` makes TensorFlow's import shorter.
 PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "plugin" / "site"), str(ROOT)])
 
@@ -69,6 +74,7 @@ def run_job(
     deadline: float = 90.0,
     env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
+    fresh: bool = False,
 ) -> JobResult:
     """Run a program on `np` ranks, in processes of its own, and return the result.
 
@@ -82,13 +88,14 @@ def run_job(
             stacks of their threads.
         env: variables to add to the environment, or to remove from it (None).
         cwd: the folder to run in; default: the repository's root.
+        fresh: whether all processes are new ones, none a fork of `warm_python.py`.
     """
     with tempfile.TemporaryDirectory(prefix="ringar-job-") as folder:
         command = [*_program(program, Path(folder)), *args]
         if np is not None:
             launcher = [sys.executable, "-m", "ringar.launchers", "-np", str(np)]
             command = [*launcher, *launcher_args, *command]
-        return _run(command, deadline, _environment(env or {}), cwd or ROOT)
+        return _run(command, deadline, _environment(env or {}), cwd or ROOT, fresh)
 
 
 def _program(program: str | Path | Sequence[str], folder: Path) -> list[str]:
@@ -116,22 +123,14 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     return environment
 
 
-def _run(command: list[str], deadline: float, env: dict[str, str], cwd: Path) -> JobResult:
+def _run(
+    command: list[str], deadline: float, env: dict[str, str], cwd: Path, fresh: bool
+) -> JobResult:
     mark = uuid.uuid4().hex
     start = time.monotonic()
     _running.add(mark)
     try:
-        process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env={**env, _MARK: mark},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        process = _start(command, {**env, _MARK: mark}, cwd, mark, fresh)
         launcher = process.pid if "ringar.launchers" in command else None
         stdout, stderr, code = _watch(process, mark, deadline, launcher)
         seconds = time.monotonic() - start
@@ -141,8 +140,33 @@ def _run(command: list[str], deadline: float, env: dict[str, str], cwd: Path) ->
         _running.discard(mark)
 
 
+def _start(
+    command: list[str], env: dict[str, str], cwd: Path, mark: str, fresh: bool
+) -> subprocess.Popen[str] | warm.Process:
+    if not fresh and warm.serves(command, ROOT):
+        server = _warm_server()
+        if read_once(env) == server.environment:
+            return server.start(command, env, cwd, mark)
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+@functools.cache
+def _warm_server() -> warm.Server:
+    return warm.Server(_environment({}), ROOT)
+
+
 def _watch(
-    process: subprocess.Popen[str], mark: str, deadline: float, spared: int | None
+    process: subprocess.Popen[str] | warm.Process, mark: str, deadline: float, spared: int | None
 ) -> tuple[str, str, int | None]:
     try:
         stdout, stderr = process.communicate(timeout=deadline)
@@ -174,13 +198,16 @@ def _reap(mark: str, expected: bool) -> list[str]:
 
 
 def processes(mark: str) -> list[int]:
-    """Return the processes, except zombies, with `mark` in their environment."""
+    """Return the processes, except zombies, with `mark` in their environment or as their name."""
     entry_of_mark = f"{_MARK}={mark}".encode()
+    name = mark[:NAME_LENGTH].encode()
     pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                if entry_of_mark in (entry / "environ").read_bytes().split(b"\0"):
+                environment = (entry / "environ").read_bytes().split(b"\0")
+                has_name = (entry / "comm").read_bytes().strip() == name
+                if entry_of_mark in environment or (has_name and environment != [b""]):
                     pids.append(int(entry.name))
             except OSError:  # it ended, or it is not ours
                 continue

@@ -22,6 +22,7 @@ import zlib
 
 import pytest
 
+from tests.plugin.deadline import deadline_of
 from tests.plugin.place import SIZE
 
 #: The numbers of ranks that tests, or the variants of one, take in turn.
@@ -70,6 +71,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = selected
+    if SIZE == 1:
+        _put_long_files_first(items)
+
+
+def _put_long_files_first(items: list[pytest.Item]) -> None:
+    """Order files by their longest deadline, then by their number of tests.
+
+    Several files run at once, each in one process: a long one at the end would run alone.
+    """
+    weights: dict[str, tuple[float, int]] = {}
+    for item in items:
+        longest, count = weights.get(str(item.path), (0.0, 0))
+        weights[str(item.path)] = max(longest, deadline_of(item)), count + 1
+    items.sort(key=lambda item: weights[str(item.path)], reverse=True)
 
 
 def _mark_rare_variants(items: list[pytest.Item]) -> None:

@@ -7,11 +7,13 @@ of its tuning: 10 ms at first, a minute in the end. On a rank with one core it d
 and all ranks wait for the slowest.
 
 Arrays, generators and `keras.utils.PyDataset` have nothing to tune: their batches come from memory
-or from Python. A `tf.data.Dataset` of the user may have, and its iterators end in other threads.
+or from Python. A `tf.data.Dataset` of the user may have, and its iterators end in other threads,
+unless the end has an effect that the next iterator must see.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -36,10 +38,38 @@ def ending_apart(original: Callable[..., None]) -> Callable[..., None]:
 
     def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if isinstance(self._distributed_dataset, tf.data.Dataset):
-            self._distributed_dataset = _Iterable(self._distributed_dataset)
+        dataset = self._distributed_dataset
+        if isinstance(dataset, tf.data.Dataset) and not _has_effect_at_end(dataset):
+            self._distributed_dataset = _Iterable(dataset)
 
     return initialize
+
+
+#: Ops of pipelines that close a generator, or delete or complete files, when an iterator ends; and
+#: pipelines of unknown ops.
+_EFFECTS = re.compile(
+    "GeneratorDataset|CacheDataset|SnapshotDataset|SaveDataset|DataService|VariantDataset"
+)
+
+
+def _has_effect_at_end(dataset: Any) -> bool:
+    """Return whether the end of an iterator does more than free memory, or might."""
+    try:
+        name = type(dataset).__name__
+        is_in_memory = name == "CacheDataset" and not dataset._filename.numpy()
+        return (
+            (_EFFECTS.search(name) is not None and not is_in_memory)
+            or any(_calls_for_effect(function) for function in dataset._functions())
+            or any(map(_has_effect_at_end, dataset._inputs()))
+        )  # fmt: skip
+    except AttributeError:  # another TensorFlow keeps them elsewhere
+        return True
+
+
+def _calls_for_effect(function: Any) -> bool:
+    graph = function.function.graph.as_graph_def()
+    bodies = [graph.node, *(inner.node_def for inner in graph.library.function)]
+    return any(_EFFECTS.search(node.op) for nodes in bodies for node in nodes)
 
 
 class _Iterable:

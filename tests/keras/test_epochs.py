@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -54,28 +56,68 @@ def test_pipelines_of_users_stay_as_they_are() -> None:
     assert dataset.options().autotune.enabled is None
 
 
-@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def run(method: str, data: tf.data.Dataset) -> None:
+    """Takes two steps, which are not all that there are."""
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    number = {"steps_per_epoch": 2} if method == "fit" else {"steps": 2}
+    getattr(model, method)(data.prefetch(tf.data.AUTOTUNE), verbose=0, **number)
+
+
+METHODS = pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+
+
+@METHODS
 def test_nobody_waits_for_the_end_of_an_iterator(method: str) -> None:
     hooks.install("distributed training")
-    may_end, end = threading.Event(), threading.Event()
+    may_end = threading.Event()
+
+    def wait(number: np.ndarray) -> np.ndarray:
+        if number >= 2:
+            may_end.wait(10)
+        return number
+
+    def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        tf.numpy_function(wait, [number], tf.int64)
+        return tf.constant(ROWS), tf.constant(ROWS[:, :1])
+
+    data = tf.data.Dataset.range(100).map(example, num_parallel_calls=2).cache()
+    start = time.monotonic()
+    run(method, data)
+    seconds = time.monotonic() - start
+    may_end.set()
+    assert seconds < 10
+
+
+@METHODS
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_generator_is_closed_at_once(method: str, is_inside: bool) -> None:
+    hooks.install("distributed training")
+    closed = []
 
     def generate() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         try:
             while True:
                 yield ROWS, ROWS[:, :1]
         finally:
-            may_end.wait(10)
-            end.set()
+            closed.append(method)
 
     specs = tf.TensorSpec([3, 2]), tf.TensorSpec([3, 1])
-    data = tf.data.Dataset.from_generator(generate, output_signature=specs)
-    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    number = {"steps_per_epoch": 2} if method == "fit" else {"steps": 2}
-    getattr(model, method)(data.prefetch(tf.data.AUTOTUNE), verbose=0, **number)
-    assert not end.is_set()
-    may_end.set()
-    assert end.wait(30)
+
+    def data(_: object = None) -> tf.data.Dataset:
+        return tf.data.Dataset.from_generator(generate, output_signature=specs)
+
+    run(method, tf.data.Dataset.range(1).interleave(data) if is_inside else data())
+    assert closed == [method]
+
+
+@METHODS
+def test_a_file_of_a_cache_is_left_to_the_next_iterator(method: str, tmp_path: Path) -> None:
+    hooks.install("distributed training")
+    rows = tf.data.Dataset.from_tensors((ROWS, ROWS[:, :1])).repeat(200)
+    data = rows.cache(str(tmp_path / "rows")).map(lambda x, y: (x + 1, y))
+    for _ in range(3):
+        run(method, data)
 
 
 EPOCHS = """

@@ -49,6 +49,13 @@ _TAPE, _TENSORFLOW = "tensorflow.GradientTape", "TensorFlow 2.16"
 
 #: The attributes that each feature replaces, in the order of their replacement.
 TABLE: dict[str, tuple[Hook, ...]] = {
+    "code of ringar in a tf.function": (
+        Hook(
+            "tensorflow.python.autograph.impl.conversion", "is_allowlisted",
+            "ringar.collectives.autograph:sparing_ringar", _TENSORFLOW, is_public=False,
+            is_needed=False,
+        ),
+    ),
     "distributed training": (
         Hook(_SCALED, "apply", "ringar.keras.apply:exchanging_before_overflow_check"),
         Hook(_MODEL, "make_train_function", "ringar.keras.share:observing_steps"),

@@ -213,7 +213,6 @@ class DownpourReplication(Replication):
         self._pace, self._first_rate = pace, first_rate
         self._is_due: Any = None
 
-    @tf.autograph.experimental.do_not_convert
     def begin_step(self, gradients: Sequence[Any], variables: Variables, loss_scale: Any) -> None:
         """Hand the gradients over."""
         pushed = gradients if loss_scale is None else [_unscaled(g, loss_scale) for g in gradients]
@@ -229,7 +228,6 @@ class DownpourReplication(Replication):
         specs = [tf.TensorSpec([], tf.bool)]
         self._is_due = host_call(step, [rate, counts, *tensors], specs, "Downpour")[0]
 
-    @tf.autograph.experimental.do_not_convert
     def end_step(self) -> None:
         """Fetch, if it is time."""
         self.replace(self._is_due, self._pace.fetch)

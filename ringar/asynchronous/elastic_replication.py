@@ -29,7 +29,6 @@ class ElasticReplication(Replication):
         self._period, self._alpha = period, alpha
         self._since = 0  # the steps of the period
 
-    @tf.autograph.experimental.do_not_convert
     def end_step(self) -> None:
         """Count the step, and exchange after the last one of a period."""
 

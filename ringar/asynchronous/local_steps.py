@@ -90,14 +90,12 @@ class LocalSteps(Period):
             self._rule.build(list(variables))
         self.state = [*vars(self._counts).values(), *self._rule.state]
 
-    @tf.autograph.experimental.do_not_convert
     def begin_step(self, gradients: Sequence[Any], variables: Variables, loss_scale: Any) -> None:
         """Begin a period, if this step is its first."""
         assert self._counts is not None
         act_if(self._counts.since.read_value() == 0, self._rule.begin)
         self._rate = keras.ops.convert_to_tensor(self._optimizer.learning_rate)
 
-    @tf.autograph.experimental.do_not_convert
     def end_step(self) -> None:
         """Count the step, and end the period if it was the last one."""
         assert self._counts is not None
@@ -134,7 +132,6 @@ class LocalSteps(Period):
         steps = tf.maximum(tf.cast(steps, tf.int64), 1)
         return tf.where(count <= self._warmup_steps, tf.constant(1, tf.int64), steps)
 
-    @tf.autograph.experimental.do_not_convert
     def _combine(self, rows_are_known: bool = True) -> tf.Tensor:
         """End a period; return the number of idle ranks, if this one is idle."""
         assert self._counts is not None

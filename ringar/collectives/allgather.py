@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ringar.collectives.tensors import Backward
 
 
-@calls.do_not_convert
 def allgather(
     tensor: ArrayT, *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> ArrayT:
@@ -56,7 +55,6 @@ def allgather(
     return _gather([tensor], name, process_set, arguments)[0]
 
 
-@calls.do_not_convert
 def grouped_allgather(
     tensors: Sequence[ArrayT], *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[ArrayT]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ringar.collectives.tensors import Backward
 
 
-@calls.do_not_convert
 def allreduce(
     tensor: GradientT,
     op: ReduceOp = Average,
@@ -98,7 +97,6 @@ def allreduce(
     return reduce("allreduce", [tensor], op, *options, algorithm=chosen, arguments=arguments)[0]
 
 
-@calls.do_not_convert
 def grouped_allreduce(
     tensors: Sequence[GradientT],
     op: ReduceOp = Average,

@@ -48,7 +48,6 @@ def alltoall(
 ) -> tuple[ArrayT, ArrayT]: ...
 
 
-@calls.do_not_convert
 def alltoall(
     tensor: ArrayT,
     splits: Splits = None,

@@ -9,7 +9,6 @@ from ringar.job import native, tensorflow
 from ringar.job.process_sets import ProcessSet
 
 
-@calls.do_not_convert
 def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -> None:
     """Wait until all ranks have called `barrier`.
 

@@ -25,7 +25,6 @@ _OF_VARIABLES = "broadcast_variables"
 _log = log.logger(__name__)
 
 
-@calls.do_not_convert
 def broadcast(
     tensor: ArrayT,
     root_rank: int = 0,
@@ -65,7 +64,6 @@ def broadcast(
     return _broadcast([tensor], root_rank, name, process_set, arguments)[0]
 
 
-@calls.do_not_convert
 def grouped_broadcast(
     tensors: Sequence[ArrayT],
     root_rank: int = 0,

@@ -6,8 +6,8 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,8 +20,6 @@ from ringar.job.process_sets import ProcessSet, or_all
 if TYPE_CHECKING:
     import tensorflow as tf
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 TICKET = "RingarTicket"
 """The op by which asynchronous collectives keep their order (tf_ops/kernels/ticket.cc)."""
 
@@ -29,16 +27,6 @@ REMEMBERED = 1024
 """How many calls are remembered: a program repeats those of its steps."""
 
 _session_graphs = itertools.count()
-
-
-def do_not_convert(function: Function) -> Function:
-    """Keep AutoGraph from rewriting `function` where a `tf.function` calls it.
-
-    The mark is that of `tf.autograph.experimental.do_not_convert`.
-    """
-    marked: Any = function
-    marked.autograph_info__ = None
-    return function
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,7 +36,6 @@ def recv(
 ) -> tf.Tensor: ...
 
 
-@calls.do_not_convert
 def recv(
     specs: tf.TensorSpec | Sequence[tf.TensorSpec],
     source: int,

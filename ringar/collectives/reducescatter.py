@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ringar.collectives import call as calls
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Collective
 from ringar.collectives.compression import Compression, Compressor
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from ringar.collectives.tensors import Backward
 
 
-@calls.do_not_convert
 def reducescatter(
     tensor: GradientT,
     op: ReduceOp = Average,
@@ -56,7 +54,6 @@ def reducescatter(
     return reduce("reducescatter", [tensor], op, *options)[0]
 
 
-@calls.do_not_convert
 def grouped_reducescatter(
     tensors: Sequence[GradientT],
     op: ReduceOp = Average,

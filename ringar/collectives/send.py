@@ -13,7 +13,6 @@ from ringar.job import native, tensorflow
 from ringar.job.process_sets import ProcessSet
 
 
-@calls.do_not_convert
 def send(
     tensors: Array | Sequence[Array],
     to: int,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringar import hooks
 from ringar.collectives import repeats
 from ringar.collectives.call import Call, by_dtype
 from ringar.collectives.collective import COLLECTIVES, Collective, run_arrays
@@ -15,6 +17,10 @@ from ringar.job import tensorflow
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+tensorflow.when_loaded(
+    "AutoGraph", functools.partial(hooks.install, "code of ringar in a tf.function")
+)
 
 
 def define(name: str, collective: Collective) -> None:

@@ -70,7 +70,6 @@ def _of_length(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
 def _cut(dataset: tf.data.Dataset, rule: Deal, least: int) -> tf.data.Dataset:
     """Return this rank's rows of batches that have `least` rows or more."""
 
-    @tf.autograph.experimental.do_not_convert
     def part_of(*batch: Any) -> Any:
         element = element_of(dataset, batch)
         rows = _rows(dataset, element)
@@ -102,7 +101,6 @@ def _rows_from(spec: Any, batch: Any, start: tf.Tensor, length: tf.Tensor, rule:
 def _cut_some(dataset: tf.data.Dataset, rule: Deal) -> tf.data.Dataset:
     """Return this rank's rows of each batch that has some for it."""
 
-    @tf.autograph.experimental.do_not_convert
     def has_part(*batch: Any) -> tf.Tensor:
         part = rule.part(_rows(dataset, element_of(dataset, batch))[0])
         return part.start < part.stop
@@ -113,7 +111,6 @@ def _cut_some(dataset: tf.data.Dataset, rule: Deal) -> tf.data.Dataset:
 def _short_at_the_end(dataset: tf.data.Dataset, rule: Deal) -> tf.data.Dataset:
     """Return `dataset`, in which only the last batch may have fewer rows than there are ranks."""
 
-    @tf.autograph.experimental.do_not_convert
     def check(least: tf.Tensor, element: Any) -> tuple[tf.Tensor, Any]:
         rows = _rows(dataset, element)[0]
         with tf.control_dependencies([_require(least >= rule.size, _too_few(rule), least)]):

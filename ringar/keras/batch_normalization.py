@@ -30,7 +30,6 @@ import keras
 import tensorflow as tf
 
 from ringar.collectives import allgather, broadcast_object
-from ringar.collectives.call import do_not_convert
 from ringar.collectives.shares import WHOLE
 from ringar.errors import NotInitializedError, UnsupportedError
 from ringar.job import membership, place
@@ -135,7 +134,6 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
                 f"of {inputs.shape}"
             )
 
-    @do_not_convert
     def _moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         """Return mean and variance in training, both of shape `[C]`, for Keras' `call`."""
         ranks = self._ranks()

@@ -98,7 +98,6 @@ class Reducer:
 class LocalGradients(Reducer):
     """Leave gradients on their rank; add up slices of equal rows, as the optimizer needs it."""
 
-    @tf.autograph.experimental.do_not_convert
     def __call__(
         self, gradients: Sequence[Any], variables: Variables = None, loss_scale: Any = None
     ) -> list[Any]:

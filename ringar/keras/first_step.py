@@ -31,7 +31,6 @@ _STATE = "number of variables of model and optimizer"
 _log = log.logger(__name__)
 
 
-@tf.autograph.experimental.do_not_convert
 def begin(
     variables: Sequence[Any] | None,
     exchange: Exchange,

@@ -53,7 +53,6 @@ class GridReduction(Reducer):
         self._over_all = over_all
         self.op, self.process_set = over_all.op, None
 
-    @tf.autograph.experimental.do_not_convert
     def __call__(
         self, gradients: Sequence[Any], variables: Variables = None, loss_scale: Any = None
     ) -> list[Any]:

@@ -71,7 +71,6 @@ class ReduceScatter(Reducer):
         self._holder = optimizer
 
     # AutoGraph has nothing to convert here, and conversion slows down tracing.
-    @tf.autograph.experimental.do_not_convert
     def __call__(
         self, gradients: Sequence[Any], variables: Variables = None, loss_scale: Any = None
     ) -> list[Any]:

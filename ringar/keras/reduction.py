@@ -119,7 +119,6 @@ class Reduction(Reducer):
         return replace(self, compression=Compression.none, label=label)
 
     # AutoGraph has nothing to convert here, and conversion slows down tracing.
-    @tf.autograph.experimental.do_not_convert
     def __call__(
         self, gradients: Sequence[Any], variables: Variables = None, loss_scale: Any = None
     ) -> list[Any]:

@@ -105,7 +105,6 @@ class WeightSlices(VariableSlices):
 class LayerReduceScatter(ReduceScatter):
     """Reduce-scatter the gradients of each layer in the backward pass."""
 
-    @tf.autograph.experimental.do_not_convert
     def __call__(
         self, gradients: Sequence[Any], variables: Variables = None, loss_scale: Any = None
     ) -> list[Any]:

@@ -85,7 +85,6 @@ class VariableSlices(Slices):
         scale = global_limit * tf.minimum(1.0 / norm, 1.0 / global_limit) + (norm - norm)
         return [g * tf.cast(scale, g.dtype) for g in gradients]
 
-    @tf.autograph.experimental.do_not_convert
     def publish(self) -> None:
         """Gather the slices that were assigned into the model's variables, first layer first."""
         slices = list(self)

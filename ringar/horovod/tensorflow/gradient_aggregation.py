@@ -9,7 +9,6 @@ import keras
 import tensorflow as tf
 
 from ringar.collectives.branches import act_if
-from ringar.collectives.call import do_not_convert
 from ringar.horovod.common.process_sets import global_process_set
 from ringar.horovod.tensorflow.local_variables import LocalVariables
 from ringar.job.process_sets import ProcessSet
@@ -72,7 +71,6 @@ class LocalGradientAggregationHelper:
         for index, var in enumerate(vars):
             self._sum_of(index, var)
 
-    @do_not_convert
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """Add gradients to the sums; return the sums, reduced and cleared after the last pass.
 
@@ -101,7 +99,6 @@ class LocalGradientAggregationHelper:
         following = iter(tf.nest.flatten(present))
         return [None if total is None else next(following) for total in sums]
 
-    @do_not_convert
     def apply_gradients(
         self,
         apply_grads_closure: Callable[[], Any],

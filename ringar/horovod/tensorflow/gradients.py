@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from ringar.collectives import ops
 from ringar.collectives.agree import same
-from ringar.collectives.call import do_not_convert
 from ringar.horovod.common.environment import bucket_bytes
 from ringar.horovod.common.process_sets import global_process_set
 from ringar.horovod.common.reduce_op import ReduceOp
@@ -151,7 +150,6 @@ class GradientReduction(Reducer):
         """Return whether the gradients of a variable stay on this rank, and so does its value."""
         return self._local.has(variable)
 
-    @do_not_convert
     def __call__(
         self, gradients: Sequence[Any], variables: Variables = None, loss_scale: Any = None
     ) -> list[Any]:

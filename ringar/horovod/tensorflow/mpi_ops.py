@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from ringar import collectives
-from ringar.collectives.call import do_not_convert
 from ringar.horovod.common.built import (
     ccl_built,
     cuda_built,
@@ -131,7 +130,6 @@ __all__ = [
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(ReduceOp)
 
 
-@do_not_convert
 def allreduce(
     tensor: tf.Tensor | tf.IndexedSlices,
     average: bool | None = None,
@@ -172,7 +170,6 @@ def allreduce(
     return reductions.reduce_dense([tensor], compression, chosen, factors, name, process_set)[0]
 
 
-@do_not_convert
 def grouped_allreduce(
     tensors: Sequence[tf.Tensor | tf.IndexedSlices],
     average: bool | None = None,
@@ -201,7 +198,6 @@ def grouped_allreduce(
     return [results[i] for i in range(len(tensors))]
 
 
-@do_not_convert
 def reducescatter(
     tensor: tf.Tensor,
     device_dense: str = "",
@@ -222,7 +218,6 @@ def reducescatter(
     return reductions.reducescatter([tensor], compression, op, factors, name, process_set)[0]
 
 
-@do_not_convert
 def grouped_reducescatter(
     tensors: Sequence[tf.Tensor],
     device_dense: str = "",
@@ -238,7 +233,6 @@ def grouped_reducescatter(
     return reductions.reducescatter(tensors, compression, op, factors, None, process_set)
 
 
-@do_not_convert
 def allgather(
     tensor: tf.Tensor,
     name: str | None = None,
@@ -249,7 +243,6 @@ def allgather(
     return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
 
 
-@do_not_convert
 def grouped_allgather(
     tensors: Sequence[tf.Tensor],
     name: str | None = None,
@@ -261,7 +254,6 @@ def grouped_allgather(
     return reductions.gather(tensors, name, process_set)
 
 
-@do_not_convert
 def broadcast(
     tensor: tf.Tensor,
     root_rank: int,
@@ -277,7 +269,6 @@ def broadcast(
     )
 
 
-@do_not_convert
 def broadcast_(
     variables: Sequence[tf.Variable],
     root_rank: int,
@@ -309,7 +300,6 @@ def assigned(
     return results
 
 
-@do_not_convert
 def alltoall(
     tensor: tf.Tensor,
     splits: tf.Tensor | Sequence[int] | None = None,
@@ -343,7 +333,6 @@ def alltoall(
     return rows, tf.cast(counts, tf.int32)
 
 
-@do_not_convert
 def barrier(process_set: _ProcessSet = global_process_set) -> None:
     """Wait until all ranks have called `barrier`."""
     reductions.issue(collectives.barrier, process_set=process_set)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from ringar.collectives.call import do_not_convert
 from ringar.job import membership, place, process_sets
 
 
@@ -28,31 +27,26 @@ def _of_set(process_set_id: int, value: Callable[[process_sets.ProcessSet], int 
     return int(value(sets[process_set_id]) or 0)
 
 
-@do_not_convert
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Return the number of ranks of a process set, an int32 scalar; -1 before `init`."""
     return _scalar(lambda: _of_set(process_set_id, lambda ranks: ranks.size()), name)
 
 
-@do_not_convert
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Return 1 if this rank is in a process set, else 0; -1 before `init`, -3 for no set."""
     return _scalar(lambda: _of_set(process_set_id, lambda ranks: ranks.included()), name)
 
 
-@do_not_convert
 def rank_op(name: str | None = None) -> tf.Tensor:
     """Return this rank's number, an int32 scalar; -1 before `init`."""
     return _scalar(lambda: place.rank() if place.is_initialized() else -1, name)
 
 
-@do_not_convert
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """Return this rank's number on its host, an int32 scalar; -1 before `init`."""
     return _scalar(lambda: place.local_rank() if place.is_initialized() else -1, name)
 
 
-@do_not_convert
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Return the number of ranks on this host, an int32 scalar; -1 before `init`."""
     return _scalar(lambda: place.local_size() if place.is_initialized() else -1, name)

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from ringar import collectives
 from ringar.collectives import compiled
-from ringar.collectives.call import do_not_convert
 from ringar.collectives.compression import checked
 from ringar.horovod.common.reduce_op import Adasum, Average, ReduceOp, Sum
 from ringar.horovod.tensorflow import handles
@@ -34,7 +33,6 @@ def issue(collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return collective(*args, **kwargs)
 
 
-@do_not_convert
 def reduce_dense(
     tensors: Sequence[tf.Tensor],
     compression: Compressor,
@@ -86,7 +84,6 @@ def reducescatter(
     return reduce_dense(scaled, compression, op, factors, name, process_set, collective)
 
 
-@do_not_convert
 def alltoall_evenly(tensor: tf.Tensor, name: str | None, process_set: ProcessSet) -> tf.Tensor:
     """Send equally many rows to all ranks; raise on all ranks if the rows do not divide evenly.
 
@@ -102,7 +99,6 @@ def alltoall_evenly(tensor: tf.Tensor, name: str | None, process_set: ProcessSet
     return received
 
 
-@do_not_convert
 def _reduce(
     collective: Callable[..., list[tf.Tensor]],
     values: Sequence[tf.Tensor],
@@ -147,7 +143,6 @@ def _reduce(
     return results
 
 
-@do_not_convert
 def reduce_slices(
     slices: Sequence[tf.IndexedSlices],
     op: ReduceOp,

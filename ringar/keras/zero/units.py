@@ -237,7 +237,6 @@ def _tensors_in(values: Any) -> list[Any] | None:
 def gathering(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a layer gather its weights for a call."""
 
-    @tf.autograph.experimental.do_not_convert
     def call(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
         tensors = _tensors_in((args, kwargs))
         if tensors is None or stateless_scope.in_stateless_scope():

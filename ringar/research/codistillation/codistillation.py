@@ -181,7 +181,6 @@ class CodistilledMixin:
             teachers.end_training()
         return history
 
-    @tf.autograph.experimental.do_not_convert
     def compute_loss(
         self,
         x: Any = None,

@@ -173,7 +173,6 @@ class TeacherSteps(Period):
     def __init__(self, teachers: Teachers) -> None:
         self._teachers, self.state = teachers, teachers.variables()
 
-    @tf.autograph.experimental.do_not_convert
     def end_step(self) -> None:
         """Count the step."""
 

@@ -153,14 +153,12 @@ class SharedWeights(Period):
                 shared.write()
         self.settle()
 
-    @tf.autograph.experimental.do_not_convert
     def begin_step(self, gradients: Sequence[Any], variables: Variables, loss_scale: Any) -> None:
         """Note the values before the step."""
         pairs = zip(gradients, variables or (), strict=True)
         changes = (self._change(gradient, variable) for gradient, variable in pairs)
         self._changes = [change for change in changes if change is not None]
 
-    @tf.autograph.experimental.do_not_convert
     def end_step(self) -> None:
         """Add the changes of the step to the shared weights; read all but tables."""
         assert self._steps is not None

@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from ringar.collectives import broadcast, compiled
-from ringar.collectives.call import do_not_convert
 from ringar.job import threads as pools
 from ringar.parallel.pipeline.messages import Messages
 from ringar.parallel.scan import computation, recurrent
@@ -121,7 +120,6 @@ class Wavefront(keras.layers.Layer):
         if self.grid is not None and self.chunk is None:
             self._costs = costs.of_stack(self._shapes(), self.grid)
 
-    @do_not_convert
     def call(
         self,
         inputs: tf.Tensor,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +43,7 @@ def run(
     (`spark.task.cpus`) and GPUs of the rank. The rank itself is a process below its task, which the
     launcher watches as in every job. Tasks on one host share memory; between hosts they are
     connected by TCP. ringar must be installed on all hosts, in the same environment at the same
-    path.
+    path. Spark starts the first `python3` of PATH there, or what PYSPARK_PYTHON names.
 
     Args:
         fn: the function that every rank calls, as in `ringar.run`.
@@ -62,7 +64,8 @@ def run(
             for room for all tasks again and again, by default for about as long as `start_timeout`.
         ImportError: there is no PySpark.
         RankError: a rank or a host of Spark was lost.
-        RuntimeError: there is no active context, or Spark could not run the tasks.
+        RuntimeError: there is no active context, or Spark could not run the tasks, or ran them in
+            a Python without ringar.
         ValueError: `num_proc` or an option is wrong.
         Exception: the error of the rank that failed first.
 
@@ -204,10 +207,18 @@ class _Tasks:
 
     def check(self) -> None:
         """Raise the error with which Spark has ended the tasks."""
-        if self._error is not None:
+        if self._error is None:
+            return
+        cause = re.search(r"ModuleNotFoundError: (No module named \S+)", str(self._error))
+        if cause:
             raise RuntimeError(
-                f"{self._name} expected Spark to run all its tasks: {self._error}"
+                f"{self._name} expected tasks in the Python environment of this process, received "
+                f"{self._context.pythonExec!r} on their hosts: {cause[1]}. Set "
+                f"PYSPARK_PYTHON={sys.executable} before the SparkSession is made."
             ) from self._error
+        raise RuntimeError(
+            f"{self._name} expected Spark to run all its tasks: {self._error}"
+        ) from self._error
 
     def end(self) -> None:
         """Wait for the end of the tasks, which comes with that of the job."""

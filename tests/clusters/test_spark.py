@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ pytestmark = [
     pytest.mark.deadline(400),
     pytest.mark.skipif(shutil.which("java") is None, reason="no java: default-jre-headless"),
 ]
+
+# Its tasks are in the environment of the tests, whatever `python3` is the first of PATH.
+SPARK = {"PYSPARK_PYTHON": sys.executable}
 
 SCRIPT = """
 import os, signal, sys, time
@@ -77,7 +81,7 @@ def test_a_function_on_tasks(tmp_path: Path) -> None:
     gpus = tmp_path / "gpus.sh"
     gpus.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["7"]}\'\n')
     gpus.chmod(0o755)
-    job = run_job(None, SCRIPT, args=[str(gpus)], deadline=380)
+    job = run_job(None, SCRIPT, args=[str(gpus)], env=SPARK, deadline=380)
     assert job.code == 0, job
     assert "all is well" in job.stdout
     assert "[1] rank 1" in job.stdout
@@ -86,11 +90,34 @@ def test_a_function_on_tasks(tmp_path: Path) -> None:
 def test_the_example() -> None:
     program = str(ROOT / "examples" / "spark_train.py")
     command = [sys.executable, program, "--master", "local-cluster[2,1,1024]"]
-    job = run_job(None, command, deadline=380).check()
+    job = run_job(None, command, env=SPARK, deadline=380).check()
     assert "2 ranks, loss of the last epoch" in job.stdout, job
     match = re.search(r"accuracy: ([\d.]+)%", job.stdout)
     assert match is not None, job
     assert float(match[1]) > 90, job
+
+
+OTHER_PYTHON = """
+import sys
+from pyspark.sql import SparkSession
+import ringar
+from tests.clusters.functions import expect
+
+settings = {"spark.ui.enabled": "false"}
+spark = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=settings).getOrCreate()
+text = f". Set PYSPARK_PYTHON={sys.executable} before"
+for run in ringar.spark.run, ringar.spark.run_elastic:
+    expect(RuntimeError, text, run, print, num_proc=2)
+spark.stop()
+print("all is well")
+"""
+
+
+def test_tasks_in_a_python_without_ringar(tmp_path: Path) -> None:
+    venv.create(tmp_path)
+    environment = {"PYSPARK_PYTHON": str(tmp_path / "bin/python")}
+    job = run_job(None, OTHER_PYTHON, env=environment, deadline=380).check()
+    assert "all is well" in job.stdout, job
 
 
 ELASTIC = """
@@ -140,6 +167,6 @@ print("all is well")
 
 
 def test_an_elastic_job(tmp_path: Path) -> None:
-    job = run_job(None, ELASTIC, args=[str(tmp_path)], deadline=380)
+    job = run_job(None, ELASTIC, args=[str(tmp_path)], env=SPARK, deadline=380)
     assert job.code == 0, job
     assert "all is well" in job.stdout

@@ -55,7 +55,7 @@ def init(
     Without a launcher the job has one rank, and all functions work. `ringarrun` starts ranks, and
     so do `mpirun` and `srun` where mpi4py is installed. Processes of other launchers (`torchrun`,
     the workers of TF_CONFIG) are jobs of one rank each, which warn of it. The ranks of the first
-    job on a kind of machine also calibrate it, in 0.3 s (see RINGAR_CALIBRATION).
+    job on a kind of machine also calibrate it, in 0.7 s (see RINGAR_CALIBRATION).
 
     Args:
         intra_op_threads: threads that one TensorFlow op may use; see `ringar.threads`.

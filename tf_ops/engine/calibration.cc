@@ -16,11 +16,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kSeconds = 0.25;  // and the pair that is under way
+constexpr double kSeconds = 0.6;  // and the pair that is under way
 constexpr int kMostRounds = 12;
 constexpr size_t kLeastRounds = 3;
 constexpr double kGain = 0.97;  // less is noise
-constexpr size_t kBytesOfAllRanks[] = {size_t{8} << 20, size_t{16} << 20, size_t{32} << 20};
+constexpr size_t kBytesOfAllRanks[] = {size_t{16} << 20, size_t{32} << 20, size_t{64} << 20,
+                                       size_t{128} << 20};
 
 constexpr double kSecondsBetweenHosts = 0.2;  // and what is under way
 constexpr size_t kTurns = 5;
@@ -104,8 +105,8 @@ class Calibration {
   }
 
   Status run(std::optional<size_t>* limit) {
-    const Pages input(sizes_.back()), apart(sizes_.back());
     const auto pooled = ranks_.host().take_output(sizes_.back());  // where those of users lie, too
+    const Pages input(sizes_.back()), apart(pooled ? 0 : sizes_.back());
     input_ = input.data();
     output_ = pooled ? pooled->data() : apart.data();
     const double forever = std::numeric_limits<double>::infinity();

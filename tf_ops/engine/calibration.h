@@ -5,8 +5,8 @@
 // in turn, each on the core that it will compute on, and then read the results, as an optimizer
 // does: results that would have stayed in a cache are better there.
 //
-//     round 0   4 MiB plain, past | 8 MiB plain, past | 16 MiB plain, past     (warms up)
-//     round 1   4 MiB past, plain | ...
+//     round 0   8 MiB plain, past | ... | 64 MiB plain, past     (warms up)
+//     round 1   8 MiB past, plain | ...
 //
 // After each pair an allreduce tells all ranks the times of the slowest one, so all of them choose
 // alike, and stop alike when their time is over. A size gains if the median over the rounds of past
@@ -39,7 +39,7 @@
 
 namespace ringar {
 
-// Ends after at most 0.3 s. Nothing is found if that was too little time. All ranks call it at the
+// Ends after at most 0.7 s. Nothing is found if that was too little time. All ranks call it at the
 // same place.
 Status calibrate(Communicator& ranks, std::optional<size_t>* limit);
 

@@ -31,8 +31,8 @@ ALLOWED = {
     r"ringar\.parallel\.Wavefront\.\w+:\*+(args|kwargs)": "Keras' layer decides what it takes",
     r"ringar\.parallel\.(Pipelined|SparseNet)\.\w+:\*+(args|kwargs)": "Keras' model decides "
     "what it takes",
-    r"ringar\.parallel\.Pipelined\.(evaluate|predict):return": "model and arguments decide it; "
-    "with a union, each caller would have to tell its members apart",
+    r"ringar\.parallel\.Pipelined\.(evaluate|predict|\w+_on_batch):return": "model and arguments "
+    "decide it; with a union, each caller would have to tell its members apart",
     r"ringar\.predict:return": "as above",
     r"an optimizer\.(save|load)_own_variables:store": "h5py's group, or a dict",
     r"ringar\.Compression\.\w+\.decompress:context": "a compressor's own type, which a subclass "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -24,12 +24,14 @@ _RATES = Call("allgather", name="learning rates")
 
 
 def bind_arguments(
-    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments by name, without a progress bar on ranks other than 0."""
-    arguments = inspect.signature(method).bind(*args, **kwargs).arguments
+    signature = inspect.signature(method)
+    arguments = signature.bind(*args, **kwargs).arguments
     arguments |= arguments.pop("kwargs", {})
-    return arguments if place.rank() == 0 else {**arguments, "verbose": 0}
+    is_silent = place.rank() > 0 and "verbose" in signature.parameters
+    return {**arguments, "verbose": 0} if is_silent else arguments
 
 
 def add_alignment(callbacks: Any, grid: Grid) -> list[Any]:

@@ -103,7 +103,9 @@ class Metrics:
     def _local_results(self) -> dict[str, Any]:
         with self.local():
             results: dict[str, Any] = self._model.get_metrics_result()
-        return results
+            # In the order of a list from `evaluate`; Keras before 3.14 sorts the dict by name.
+            order = self._model._flatten_metrics_in_order({name: name for name in results})
+        return {name: results[name] for name in keras.tree.flatten(order)}
 
     # On all ranks -------------------------------------------------------------------------------
 

@@ -217,15 +217,26 @@ class Pipelined(keras.Model):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as any Keras model, on every rank."""
-        arguments = bind_arguments(super().evaluate, args, kwargs)
-        as_dict = arguments.pop("return_dict", False)
-        results = super().evaluate(**arguments, return_dict=True)
-        if as_dict:
-            return results
-        # Keras knows the order of the metrics in the last module only.
-        names = list(results) if self.modules == 1 else self._ready_execution().metrics.names
-        values = [results[name] for name in names]
-        return values[0] if len(values) == 1 else values
+        return super().evaluate(**bind_arguments(super().evaluate, args, kwargs))
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Take a step as any Keras model, on every rank."""
+        return self._on_batch(super().train_on_batch, args, kwargs)
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Test a batch as any Keras model, on every rank."""
+        return self._on_batch(super().test_on_batch, args, kwargs)
+
+    def _on_batch(
+        self, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a method that returns the metrics of its batch; all ranks return them."""
+        arguments = bind_arguments(method, args, kwargs)
+        if self.modules == 1:
+            return method(**arguments)
+        method(**arguments | {"return_dict": True})  # the metrics that this rank has so far
+        results = self.get_metrics_result()
+        return results if arguments.get("return_dict") else self._flatten_metrics_in_order(results)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict as any Keras model, on every rank; all ranks get the outputs."""
@@ -281,6 +292,13 @@ class Pipelined(keras.Model):
         """Return the outputs for one batch, on every rank."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return self(x, training=False)
+
+    def _flatten_metrics_in_order(self, logs: Mapping[str, Any]) -> Any:
+        # Keras knows the order in the last module only.
+        if self._execution is None or self._execution.metrics.are_local:
+            return super()._flatten_metrics_in_order(logs)
+        results = [logs[name] for name in self._execution.metrics.names]
+        return results[0] if len(results) == 1 else results
 
     def get_metrics_result(self) -> Mapping[str, object]:
         """Return the metrics so far, on all ranks of the model group. Collective over it."""

@@ -135,6 +135,26 @@ def test_layers_losses_and_metrics_of_ones_own(open_grid: OpenGrid, size: int) -
     np.testing.assert_allclose(model.evaluate(data, data), expected, rtol=1e-4)
 
 
+def test_results_of_several_outputs_are_in_the_order_of_keras(
+    open_grid: OpenGrid, size: int
+) -> None:
+    x = inputs = keras.Input((4,))
+    for i in range(size - 1):
+        x = keras.layers.Dense(4, activation="tanh", name=f"dense{i}")(x)
+    outputs = [keras.layers.Dense(4, name=name)(x) for name in "ba"]
+    cuts = [f"dense{i}" for i in range(size - 1)]
+    model = Pipelined(keras.Model(inputs, outputs), cuts=cuts, grid=open_grid(size))
+    model.compile("sgd", ["mse", "mae"], metrics=[["mae", "cosine_similarity"], ["mse"]])
+    data = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+    model.fit(data, (data, data), batch_size=4, verbose=0)
+    merged = model.whole()
+    for method in ("evaluate", "test_on_batch", "train_on_batch"):
+        expected = getattr(merged, method)(data, (data, data))
+        assert len({round(float(value), 4) for value in expected}) == len(expected) >= 4
+        received = getattr(model, method)(data, (data, data))
+        np.testing.assert_allclose(received, expected, rtol=1e-4, err_msg=method)
+
+
 @keras.saving.register_keras_serializable(package="tests")
 class WithHistory(keras.optimizers.SGD):
     """Has a variable that belongs to no weight, and is no number."""

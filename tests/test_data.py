@@ -15,6 +15,7 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 
+import ringar
 from ringar import data
 from ringar.data import marks
 from ringar.job import place
@@ -466,6 +467,7 @@ def test_workers_of_a_py_dataset(multiprocessing: bool, monkeypatch: pytest.Monk
     np.testing.assert_array_equal(predicted[:, 0], [4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23])
 
 
+@pytest.mark.usefixtures("initialized")
 def test_evaluating_a_part_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -483,7 +485,7 @@ def test_evaluating_a_part_is_told(
         "array": (x, shares(monkeypatch, x, 2)[0]),
         "tensors": ({"x": tf.constant(x)}, shares(monkeypatch, {"x": tf.constant(x)}, 2)[0]),
     }
-    monkeypatch.setattr(place, "rank", lambda: 0)
+    monkeypatch.undo()
     for kind, (everything, part) in kinds.items():
         assert marks.is_part(part), kind
         assert not marks.is_part(everything), kind
@@ -493,12 +495,9 @@ def test_evaluating_a_part_is_told(
     def warnings() -> list[str]:
         return [record.message for record in caplog.records if record.name.startswith("ringar")]
 
-    class Together(keras.callbacks.Callback):
-        take_ranks = None  # as ringar.callbacks.Distributed has it
-
     with caplog.at_level(logging.WARNING, "ringar"):
         model.evaluate(x, x, verbose=0)
-        model.evaluate(part, part, verbose=0, callbacks=[Together()])
+        model.evaluate(part, part, verbose=0, callbacks=[ringar.callbacks.Distributed()])
         model.fit(part, part, verbose=0, validation_data=kinds["dataset"][1])
         assert not warnings()
         for data in (kinds["dataset"][1], kinds["PyDataset"][1]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def test_nobody_goes_on_early(way: str, shared_tmp_path: Path) -> None:
 
 def test_with_a_name() -> None:
     ringar.barrier(name="a name with words")
-    assert ringar.barrier() is None
+    wait: Callable[[], object] = ringar.barrier
+    assert wait() is None
 
 
 def test_stands_between_other_collectives_of_a_graph() -> None:

@@ -39,7 +39,7 @@ OPTIMIZERS = {
 #: The learning rate and the tolerance of losses.
 POLICIES = {
     "float32": (0.02, TOLERANCE),
-    "mixed_bfloat16": (1.5e-4, 5e-3),
+    "mixed_bfloat16": (1.2e-4, 5e-3),
     "mixed_float16": (1e-3, 1e-3),
 }
 

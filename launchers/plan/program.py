@@ -151,9 +151,11 @@ def _find(name: str, path: Sequence[str]) -> ModuleSpec | None:
         package = ModuleSpec(name, None, is_package=True)
         package.submodule_search_locations = portions
         return package
-    # Built-in modules, and those of editable installations.
+    # Built-in modules, which Python 3.10 finds without a path alone, and those of editable
+    # installations.
+    where = path if "." in name else None
     finders = (finder for finder in sys.meta_path if finder is not PathFinder)
-    return next((spec for finder in finders if (spec := finder.find_spec(name, path))), None)
+    return next((spec for finder in finders if (spec := finder.find_spec(name, where))), None)
 
 
 def _names(folders: Iterable[str]) -> list[str]:

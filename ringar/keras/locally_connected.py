@@ -111,6 +111,11 @@ class LocallyConnected2D(keras.layers.Layer):
                 f"The rows, columns and channels of the input of {self.name} must be known. "
                 f"Received: shape {tuple(input_shape)}"
             )
+        if min(rows, columns) < 1:  # Keras before 3.14 computes on
+            raise ValueError(
+                f"Computed output size would be {rows} x {columns}: the kernels of {self.name} are "
+                f"larger than its input. Received: shape {tuple(input_shape)}"
+            )
         # Each pixel has its kernels: images of another size have none.
         self.input_spec = keras.layers.InputSpec(shape=(None, *input_shape[1:]))
         taps = math.prod(self.kernel_size) * channels

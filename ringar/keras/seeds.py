@@ -21,6 +21,7 @@ import random
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state  # the generator, in no public place
 
 from ringar.collectives import allgather
 from ringar.job import place
@@ -38,8 +39,8 @@ def set_random_seed(seed: int) -> None:
     TensorFlow's global generator (`tf.random.get_global_generator`) gets a seed of its own on each
     rank. `tf.random.normal` and the like without a generator draw the same numbers on all ranks.
 
-    On one rank the function does what `keras.utils.set_random_seed` does, and seeds TensorFlow's
-    global generator.
+    On one rank the function does what `keras.utils.set_random_seed` of the newest Keras does, and
+    seeds TensorFlow's global generator.
 
     Args:
         seed: any whole number from 0 to 2^32 - 1, the same on all ranks.
@@ -50,6 +51,8 @@ def set_random_seed(seed: int) -> None:
     """
     rank = place.rank()
     keras.utils.set_random_seed(seed)
+    # Keras before 3.13 keeps the generator of its random functions as it is.
+    global_state.set_global_attribute("global_seed_generator", None)
     tf.random.set_global_generator(tf.random.Generator.from_seed(mixed(seed, rank)))
 
 

@@ -82,6 +82,7 @@ def test_models_with_a_plain_copy_are_refused(rank: int, tmp_path: Path) -> None
 
 
 @pytest.mark.ranks(1)
+@pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has none")
 def test_an_optimizer_that_holds_a_distributed_one_is_refused() -> None:
     inner = ringar.DistributedOptimizer(SGD(0.5))
     outer = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(inner))

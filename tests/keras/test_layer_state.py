@@ -76,7 +76,8 @@ def test_adapted_to_all_rows_as_one_process(size: int, exchange: Exchange) -> No
         (Batches(), shard(Batches())),
         (Batches(), shard(Batches(), split_batches=True)),
     ]
-    for total, part in sources:
+    version = tuple(map(int, keras.__version__.split(".")[:2]))
+    for total, part in sources if version >= (3, 13) else sources[:-2]:
         check(layers.Normalization, total, part)
     for total, part in (sources[0], sources[3], sources[4]):
         check(lambda: layers.Discretization(num_bins=4, epsilon=0.02), total, part)
@@ -94,7 +95,8 @@ def test_adapted_to_all_rows_as_one_process(size: int, exchange: Exchange) -> No
     features = {"size": ROWS[:31, 0], "words": TEXTS, "kind": ROWS[:31, 1]}
     space = {"size": "float_normalized", "words": "string_categorical", "kind": "float_discretized"}
     rows = tf.data.Dataset.from_tensor_slices(features)
-    for total, part in ((features, shard(features)), (rows, shard(rows))):
+    tables = [(rows, shard(rows)), (features, shard(features))]
+    for total, part in tables if version >= (3, 14) else tables[:1]:
         check(lambda: keras.utils.FeatureSpace(space, output_mode="dict"), total, part)
     with pytest.raises(TypeError, match="must have a method `adapt`. Received: Dense"):
         adapt(layers.Dense(1), ROWS)

@@ -236,7 +236,7 @@ def test_every_rank_has_the_loss_of_the_global_batch(reduction: str, rank: int, 
     ):
         model = common.dense_model()
         model.compile(wrap(keras.optimizers.SGD(0.01)), MSE(reduction=reduction))
-        losses.append([model.train_on_batch(*batch) for _ in range(2)])
+        losses.append([float(model.train_on_batch(*batch)) for _ in range(2)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 

@@ -146,6 +146,9 @@ def network(graph: Graph, cuts: Sequence[int], module: int) -> Network:
         outputs = keras.tree.flatten(node.operation(*args, **kwargs))
         tensors.update(zip(map(id, node.outputs), outputs, strict=True))
     outputs = [tensors[id(t)] for t in (sends or graph.model.outputs)]
+    # Keras before 3.14 refuses an input that is an output, such as a shortcut past this module.
+    shortcuts = set(map(id, inputs))
+    outputs = [keras.layers.Identity()(t) if id(t) in shortcuts else t for t in outputs]
     if not sends:
         outputs = keras.tree.pack_sequence_as(graph.model.output, outputs)
     name = f"{graph.model.name}_module_{module}"

@@ -164,9 +164,8 @@ def test_batches_without_rows_do_not_count_in_the_loss(open_grid: OpenGrid, outp
     net = keras.Model(x, ends[0] if outputs == 1 else ends)
     model = Pipelined(net, schedule="synthetic", synthesizer="zero", cuts=["cut"],
                       grid=open_grid(2))  # fmt: skip
-    model.compile(
-        nets.sgd(), ["mse"] * outputs, metrics=[["mae"]] * outputs, run_eagerly=outputs == 1
-    )
+    metrics = ["mae"] if outputs == 1 else [["mae"]] * outputs
+    model.compile(nets.sgd(), ["mse"] * outputs, metrics=metrics, run_eagerly=outputs == 1)
     random = np.random.default_rng(0)
     rows = [random.normal(size=(n, 3)).astype("float32") for n in (0, 4, 0, 4)]
     data = [(batch[:, :2], (batch[:, 2:],) * outputs) for batch in rows]

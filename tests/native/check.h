@@ -5,8 +5,11 @@
 
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -47,6 +50,16 @@ constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
 #endif
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+inline void nap(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
+
+inline double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
 
 [[noreturn]] void fail(const char* file, int line, const std::string& message);
 

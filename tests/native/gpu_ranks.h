@@ -45,10 +45,6 @@ Status allreduce_on_gpu(Engine& engine, const Rank& me, const std::string& name,
 
 using Clock = std::chrono::steady_clock;
 
-inline double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
 // Nothing was misused, and all is given back.
 void expect_clean_gpu();
 

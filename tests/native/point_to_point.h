@@ -2,9 +2,7 @@
 
 #pragma once
 
-#include <chrono>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -70,14 +68,6 @@ class Recv : public TestRequest {
  private:
   std::vector<Bytes> received_;
 };
-
-inline void nap(int milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-}
-
-inline double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 inline const Hosts kOneHost{{2}}, kTwoHosts{{1, 1}};
 

@@ -20,6 +20,10 @@ struct OwnedSpec {
 
 enum class Output { kInPlace, kApart, kAllocated };
 
+// Elements of float32: a caller's thread runs the first itself, and leaves the second to the
+// engine's.
+constexpr size_t kShort = 3, kLong = 270'000;
+
 class TestRequest : private OwnedSpec, public Request {
  public:
   explicit TestRequest(const std::string& spec_text);

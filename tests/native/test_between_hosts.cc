@@ -14,12 +14,12 @@
 namespace ringar::test {
 namespace {
 
-constexpr int kPlans = kSanitized ? 25 : 80;
+constexpr int kPlansBetweenHosts = kSanitized ? 25 : 80;
 constexpr int64_t kLarge = kSanitized ? 100'000 : 600'000;
 
-void run_random_plans(const Rank& me, uint64_t seed, size_t largest) {
+void run_plans_between_hosts(const Rank& me, uint64_t seed, size_t largest) {
   const auto engine = me.start();
-  for (int i = 0; i < kPlans; ++i)
+  for (int i = 0; i < kPlansBetweenHosts; ++i)
     run_plan(random_plan_between_hosts(seed * 1000 + static_cast<uint64_t>(i), all_ranks(me.size),
                                        0, largest),
              me.rank, *engine);
@@ -28,13 +28,13 @@ void run_random_plans(const Rank& me, uint64_t seed, size_t largest) {
 TEST(between_hosts_of_one_rank_each) {
   for (size_t hosts : {2, 3, 4, 5, 6, 7, 8})
     on_processes(Hosts{std::vector<int>(hosts, 1)},
-                 [&](Rank& me) { run_random_plans(me, 100 + hosts, 700'000); });
+                 [&](Rank& me) { run_plans_between_hosts(me, 100 + hosts, 700'000); });
 }
 
 TEST(between_hosts_of_several_ranks) {
   for (const Hosts& hosts : {Hosts{{2, 2}}, Hosts{{2, 2}, true}, Hosts{{3, 3}}, Hosts{{2, 2, 2}}})
     on_processes(hosts, [&](Rank& me) {
-      run_random_plans(me, 200 + static_cast<uint64_t>(me.size), 900'000);
+      run_plans_between_hosts(me, 200 + static_cast<uint64_t>(me.size), 900'000);
     });
 }
 
@@ -43,7 +43,7 @@ TEST(between_hosts_that_measure_their_network) {
   for (const Hosts& hosts : {Hosts{{1, 1, 1}}, Hosts{{3, 1}}, Hosts{{1, 2, 1, 1}}})
     on_processes(hosts, [&](Rank& me) {
       me.config.recursive_doubling_count = 0;
-      run_random_plans(me, 500 + static_cast<uint64_t>(me.size), 300'000);
+      run_plans_between_hosts(me, 500 + static_cast<uint64_t>(me.size), 300'000);
     });
 }
 
@@ -51,14 +51,14 @@ TEST(between_hosts_that_measure_their_network) {
 TEST(between_hosts_of_different_sizes) {
   for (const Hosts& hosts : {Hosts{{1, 2}}, Hosts{{3, 1}}, Hosts{{2, 3}, true}, Hosts{{1, 3, 2}}})
     on_processes(hosts, [&](Rank& me) {
-      run_random_plans(me, 300 + static_cast<uint64_t>(me.size), 900'000);
+      run_plans_between_hosts(me, 300 + static_cast<uint64_t>(me.size), 900'000);
     });
 }
 
 TEST(between_hosts_of_threads) {
   for (const Hosts& hosts : {Hosts{{1, 1}}, Hosts{{2, 2}}, Hosts{{1, 2}}})
     on_threads(hosts, [&](Rank& me) {
-      run_random_plans(me, 400 + static_cast<uint64_t>(me.size), 300'000);
+      run_plans_between_hosts(me, 400 + static_cast<uint64_t>(me.size), 300'000);
     });
 }
 

@@ -9,8 +9,6 @@
 namespace ringar::test {
 namespace {
 
-constexpr size_t kMiB = size_t{1} << 20;
-
 // Of steps of all sizes in any order: short ones, long ones, and those between.
 TEST(buffer_ring_keeps_two_steps_apart) {
   std::mt19937_64 random(1);

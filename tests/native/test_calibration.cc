@@ -16,7 +16,6 @@
 namespace ringar::test {
 namespace {
 
-constexpr size_t kMiB = size_t{1} << 20;
 const std::vector<size_t> kSizes = {4 * kMiB, 8 * kMiB, 16 * kMiB};
 
 constexpr DataType kDtypes[] = {DataType::kFloat32, DataType::kBfloat16, DataType::kFloat64,

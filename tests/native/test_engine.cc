@@ -15,9 +15,6 @@
 namespace ringar::test {
 namespace {
 
-constexpr size_t kShort = 3;
-constexpr size_t kLong = 270'000;  // elements: more than a caller's thread runs itself
-
 ringar_config config_of_one() {
   ringar_config config{};
   config.size = config.local_size = config.cross_size = 1;
@@ -83,15 +80,15 @@ TEST(engine_makes_a_caller_wait_for_what_came_before) {
 }
 
 // What completion sets off may issue the next collective at once, from the engine's thread.
-class Chain : public TestRequest {
+class ChainOfRequests : public TestRequest {
  public:
-  Chain(Engine& engine, int left, std::atomic<int>& outcome)
+  ChainOfRequests(Engine& engine, int left, std::atomic<int>& outcome)
       : TestRequest(allreduce_spec("chain")), engine_(engine), left_(left), outcome_(outcome) {
     add_ones(*this, 0, left % 2 ? kShort : kLong);
   }
   void complete(const Status& status) override {
     if (status.ok() && left_ > 0)
-      engine_.submit(new Chain(engine_, left_ - 1, outcome_));
+      engine_.submit(new ChainOfRequests(engine_, left_ - 1, outcome_));
     else
       outcome_.store(status.ok() ? 1 : -1);
     delete this;
@@ -107,7 +104,7 @@ TEST(engine_takes_requests_from_a_completion) {
   Engine engine(config_of_one());
   EXPECT_OK(engine.start());
   std::atomic<int> outcome{0};
-  engine.submit(new Chain(engine, 100, outcome));
+  engine.submit(new ChainOfRequests(engine, 100, outcome));
   while (outcome.load() == 0) std::this_thread::yield();
   EXPECT_EQ(outcome.load(), 1);
 }

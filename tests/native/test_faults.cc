@@ -180,10 +180,6 @@ class Captured {
   int saved_, file_;
 };
 
-void nap(int milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-}
-
 TEST(faults_a_late_rank_is_named_and_then_all_is_well) {
   on_processes(3, [](Rank& me) {
     me.config.stall_warning = 0.3;

@@ -13,10 +13,10 @@
 namespace ringar::test {
 namespace {
 
-constexpr long kLong = 30'000'000'000;
+constexpr long kTooLongToSleep = 30'000'000'000;
 
 void wait_asleep(Flag& flag, uint64_t target) {
-  for (uint64_t value; (value = flag.load()) < target;) flag.sleep(value, kLong);
+  for (uint64_t value; (value = flag.load()) < target;) flag.sleep(value, kTooLongToSleep);
 }
 
 void play_ping_pong(const Rank& me, Flag* flags) {
@@ -59,8 +59,8 @@ TEST(flag_sleep_ends_by_itself) {
   Flag flag;
   flag.store(5);
   const auto start = std::chrono::steady_clock::now();
-  flag.sleep(4, kLong);       // the value is another one already
-  flag.sleep(5, 10'000'000);  // 10 ms
+  flag.sleep(4, kTooLongToSleep);  // the value is another one already
+  flag.sleep(5, 10'000'000);       // 10 ms
   EXPECT(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
   EXPECT(flag.reached(5));
   EXPECT(!flag.reached(6));

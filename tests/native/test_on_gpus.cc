@@ -12,13 +12,13 @@
 namespace ringar::test {
 namespace {
 
-constexpr int kPlans = kSanitized ? 25 : 60;
-constexpr size_t kLargest = 200'000;
+constexpr int kPlansOnGpus = kSanitized ? 25 : 60;
+constexpr size_t kLargestOnGpus = 200'000;
 
-void run_random_plans(Engine& engine, const Rank& me, uint64_t seed, int gpus = 1) {
-  for (int i = 0; i < kPlans; ++i)
+void run_plans_on_gpus(Engine& engine, const Rank& me, uint64_t seed, int gpus = 1) {
+  for (int i = 0; i < kPlansOnGpus; ++i)
     run_plan(random_plan_on_gpus(seed * 1000 + static_cast<uint64_t>(i), all_ranks(me.size), 0,
-                                 kLargest, gpus),
+                                 kLargestOnGpus, gpus),
              me.rank, engine);
 }
 
@@ -27,7 +27,7 @@ TEST(on_gpus_against_the_reference) {
     on_processes(size, [&](Rank& me) {
       {
         const auto engine = start_with_gpu(me);
-        run_random_plans(*engine, me, 600 + static_cast<uint64_t>(size));
+        run_plans_on_gpus(*engine, me, 600 + static_cast<uint64_t>(size));
       }
       expect_clean_gpu();
     });
@@ -38,7 +38,7 @@ TEST_APART(on_gpus_of_threads) {
   gpu_standin().devices(2);
   on_threads(2, [](Rank& me) {
     const auto engine = start_with_gpu(me);
-    run_random_plans(*engine, me, 610, 2);
+    run_plans_on_gpus(*engine, me, 610, 2);
     me.meet(0);
   });
   expect_clean_gpu();
@@ -203,7 +203,8 @@ TEST(on_gpus_of_several_hosts) {
         nothing.add({}, {0}, Output::kApart, 0);
         nothing.gpu.emplace();
         EXPECT_OK(engine->run(nothing));
-        for (uint64_t i = 0; i < kPlans / 2; ++i) run_hierarchical(*engine, me, 700 + i, kLargest);
+        for (uint64_t i = 0; i < kPlansOnGpus / 2; ++i)
+          run_hierarchical(*engine, me, 700 + i, kLargestOnGpus);
       }
       expect_clean_gpu();
     });

@@ -16,12 +16,12 @@
 namespace ringar::test {
 namespace {
 
-constexpr int64_t kLarge = 65536;
+constexpr int64_t kLargePage = 65536;
 
 // In a process: the variable holds for all of it.
 void pretend_large_pages() {
   setenv("RINGAR_TUNING", "page=65536", 1);
-  EXPECT_EQ(page_bytes(), size_t{kLarge});
+  EXPECT_EQ(page_bytes(), size_t{kLargePage});
 }
 
 TEST(pages_are_the_kernels) {
@@ -33,10 +33,10 @@ TEST(pages_are_the_kernels) {
 TEST(pages_of_64_kib_refuse_an_offset_of_4_kib) {
   on_processes(1, [](Rank& me) {
     pretend_large_pages();
-    EXPECT_EQ(ftruncate(me.config.segment_fd, 3 * kLarge), 0);
-    for (const int64_t offset : {int64_t{4096}, kLarge, 2 * kLarge - 4096}) {
+    EXPECT_EQ(ftruncate(me.config.segment_fd, 3 * kLargePage), 0);
+    for (const int64_t offset : {int64_t{4096}, kLargePage, 2 * kLargePage - 4096}) {
       void* const memory = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, me.config.segment_fd, offset);
-      EXPECT_EQ(memory != MAP_FAILED, offset == kLarge);
+      EXPECT_EQ(memory != MAP_FAILED, offset == kLargePage);
     }
   });
 }

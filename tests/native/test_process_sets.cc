@@ -12,13 +12,6 @@
 namespace ringar::test {
 namespace {
 
-constexpr size_t kShort = 3;
-constexpr size_t kLong = 270'000;  // elements: more than a caller's thread runs itself
-
-void nap(int milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-}
-
 using Members = std::vector<int>;
 
 // An allreduce of one set.

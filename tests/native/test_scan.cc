@@ -135,7 +135,7 @@ class CountedChain : public Chain<double> {
   mutable int64_t requests_ = 0;
 };
 
-const int64_t kSizes[] = {1, 2, 3, 4, 7, 8, 16, 17, 20, 33, 64};
+const int64_t kMatrixSizes[] = {1, 2, 3, 4, 7, 8, 16, 17, 20, 33, 64};
 
 }  // namespace
 
@@ -149,7 +149,7 @@ TEST_APART(scan_equals_the_serial_product_for_all_lengths) {
 }
 
 TEST_APART(scan_equals_the_serial_product_for_all_sizes) {
-  for (const int64_t size : kSizes)
+  for (const int64_t size : kMatrixSizes)
     for (const int64_t batch : {1, 17})
       for (const bool adjoint : {false, true}) {
         expect_serial_at_all_levels<float>({21, batch, size, adjoint, adjoint}, {1});

@@ -1,8 +1,6 @@
 // Process sets that come and go on several hosts, engines that do, and what is left of them.
 
-#include <chrono>
 #include <cstdlib>
-#include <thread>
 
 #include "check.h"
 #include "plans.h"
@@ -10,10 +8,6 @@
 
 namespace ringar::test {
 namespace {
-
-void nap(int milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-}
 
 std::string in_set(int id, const std::string& spec) {
   return spec + " set=" + std::to_string(id) + " name=x";

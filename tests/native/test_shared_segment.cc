@@ -18,10 +18,6 @@
 namespace ringar::test {
 namespace {
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 TEST(segment_names_the_ranks_that_do_not_come) {
   on_processes(4, [](Rank& me) {
     me.meet(0);  // a rank that is started late is none that does not come

@@ -11,7 +11,7 @@
 namespace ringar::test {
 namespace {
 
-constexpr double kLong = 30;  // seconds, which no wait here takes unless it misses something
+constexpr double kTooLong = 30;  // seconds, which no wait here takes unless it misses something
 
 TEST(wait_rests_for_a_part_of_the_time_waited) {
   const Rest rest{0, 1e-4, 1e-2};
@@ -40,7 +40,7 @@ TEST(wait_looks_until_done_and_checks_before_it_sleeps) {
 TEST(wait_ends_with_an_error_of_a_look_or_a_check) {
   const auto fails = [](bool*) { return Status(RINGAR_PEER_LOST, "look"); };
   const auto never = [](bool*) { return Status(); };
-  EXPECT_EQ(wait_until(Rest{kLong}, nullptr, fails).message(), "look");
+  EXPECT_EQ(wait_until(Rest{kTooLong}, nullptr, fails).message(), "look");
   const auto check = [] { return Status(RINGAR_DEADLINE, "check"); };
   EXPECT_EQ(wait_until(Rest{1e-4}, nullptr, never, check).message(), "check");
 }
@@ -51,7 +51,7 @@ TEST(wait_is_woken_by_its_flag) {
   on_threads(2, [&](Rank& me) {
     for (uint64_t turn = 1; turn <= 1000; ++turn) {
       if (me.rank == 0) flags[0].store(turn);
-      EXPECT_OK(wait_until(Rest{turn % 2 ? 0 : 1e-5, kLong, kLong}, &flags[1 - me.rank],
+      EXPECT_OK(wait_until(Rest{turn % 2 ? 0 : 1e-5, kTooLong, kTooLong}, &flags[1 - me.rank],
                            [&](bool* done) -> Status {
                              *done = flags[1 - me.rank].reached(turn);
                              return {};
@@ -66,7 +66,7 @@ TEST(wait_lasts_at_most_so_long) {
   EXPECT(!wait_at_most(0.02, {}, [] { return false; }));
   EXPECT(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(20));
   int looks = 0;
-  EXPECT(wait_at_most(kLong, {}, [&] { return ++looks == 2; }));
+  EXPECT(wait_at_most(kTooLong, {}, [&] { return ++looks == 2; }));
   EXPECT(wait_at_most(0, {}, [] { return true; }));
 }
 
@@ -90,10 +90,10 @@ TEST_APART(wait_sleeps_where_others_compute) {
   };
   const auto asleep = [] { return Status(RINGAR_DEADLINE, "it sleeps"); };
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_EQ(wait_until(Rest{kLong}, nullptr, never, asleep).code(), RINGAR_DEADLINE);
-  EXPECT(std::chrono::steady_clock::now() - begin < std::chrono::duration<double>(kLong));
+  EXPECT_EQ(wait_until(Rest{kTooLong}, nullptr, never, asleep).code(), RINGAR_DEADLINE);
+  EXPECT(std::chrono::steady_clock::now() - begin < std::chrono::duration<double>(kTooLong));
   looks = 0;
-  EXPECT_EQ(wait_until(Rest{kLong}, nullptr, never, asleep).code(), RINGAR_DEADLINE);
+  EXPECT_EQ(wait_until(Rest{kTooLong}, nullptr, never, asleep).code(), RINGAR_DEADLINE);
   EXPECT_EQ(looks, 1);
   over.store(true);
   computing.join();

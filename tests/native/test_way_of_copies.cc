@@ -4,14 +4,14 @@
 namespace ringar::test {
 namespace {
 
-constexpr size_t kBytes = 65536;
+constexpr size_t kCopyBytes = 65536;
 
 // Runs copies that take so many ticks each way; returns how many went past the caches.
 int copies(WayOfCopies& way, int count, uint64_t ordinary, uint64_t past_caches) {
   int sum = 0;
   for (int i = 0; i < count; ++i) {
     const bool past = way.next_is_past_caches();
-    way.took(past, kBytes, past ? past_caches : ordinary);
+    way.took(past, kCopyBytes, past ? past_caches : ordinary);
     sum += past;
   }
   return sum;

@@ -10,7 +10,7 @@
 namespace ringar::test {
 namespace {
 
-constexpr int64_t kRows = 100, kWidth = 5, kChunkBytes = 256;  // rows lie across chunks
+constexpr int64_t kWindowRows = 100, kWidth = 5, kChunkBytes = 256;  // rows lie across chunks
 
 // One after the other, with a window of each dtype.
 template <typename Body>
@@ -20,7 +20,8 @@ void on_windows(Rank& me, const std::vector<std::string>& dtypes, Body body) {
     Spec spec;
     EXPECT_OK(Spec::parse("open_window dtype=" + dtype + " name=rows", &spec));
     std::shared_ptr<Window> window;
-    EXPECT_OK(engine->open_window(spec, me.rank == 0 ? kRows * kWidth : 0, kChunkBytes, &window));
+    EXPECT_OK(
+        engine->open_window(spec, me.rank == 0 ? kWindowRows * kWidth : 0, kChunkBytes, &window));
     body(*window);
     EXPECT_OK(engine->close_window(window));
   }
@@ -37,8 +38,8 @@ Status access(Window& window, Access kind, const std::vector<int64_t>& rows, std
 
 template <typename T>
 std::vector<T> all_of(Window& window) {
-  std::vector<T> values(kRows * kWidth);
-  EXPECT_OK(window.access(0, WindowAccess{Access::kGet, 0, kRows * kWidth,
+  std::vector<T> values(kWindowRows * kWidth);
+  EXPECT_OK(window.access(0, WindowAccess{Access::kGet, 0, kWindowRows * kWidth,
                                           reinterpret_cast<std::byte*>(values.data())}));
   return values;
 }
@@ -51,7 +52,8 @@ void nothing_is_lost(Rank& me, Access kind, const std::string& dtype, bool moves
     std::vector<int64_t> rows(kAtOnce);
     std::vector<T> values(kAtOnce * kWidth), before(values.size());
     for (int64_t i = 0; i < kAdditions / kAtOnce; ++i) {
-      for (int64_t k = 0; k < kAtOnce; ++k) rows[static_cast<size_t>(k)] = (7 * i + 3 * k) % kRows;
+      for (int64_t k = 0; k < kAtOnce; ++k)
+        rows[static_cast<size_t>(k)] = (7 * i + 3 * k) % kWindowRows;
       rows[4] = rows[0];
       if (moves) {
         EXPECT_OK(access(window, Access::kGet, rows, before));
@@ -66,7 +68,7 @@ void nothing_is_lost(Rank& me, Access kind, const std::string& dtype, bool moves
     me.meet(0);
     T sum = 0;
     const std::vector<T> all = all_of<T>(window);
-    for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t row = 0; row < kWindowRows; ++row) {
       for (int64_t k = 1; k < kWidth; ++k)
         EXPECT_EQ(all[static_cast<size_t>(row * kWidth + k)],
                   all[static_cast<size_t>(row * kWidth)]);
@@ -98,7 +100,7 @@ TEST(window_moves_alone_are_exact) {
   on_processes(4, [](Rank& me) {
     on_windows(me, {"float32"}, [&](Window& window) {
       std::vector<int64_t> rows;
-      for (int64_t row = me.rank; row < kRows; row += me.size) rows.push_back(row);
+      for (int64_t row = me.rank; row < kWindowRows; row += me.size) rows.push_back(row);
       std::vector<float> values(rows.size() * kWidth), before(values.size());
       for (const Access kind : {Access::kAdd, Access::kAtomicAdd, Access::kRacyAdd})
         for (int i = 1; i < 200; ++i) {
@@ -119,8 +121,8 @@ TEST(window_adds_to_rows_of_every_width) {
   on_threads(2, [](Rank& me) {
     on_windows(me, {"int64", "float16"}, [&](Window& window) {
       if (me.rank == 0) return;
-      for (const int64_t width : {int64_t{1}, int64_t{70}, kRows * kWidth}) {
-        const std::vector<int64_t> rows = {kRows * kWidth / width - 1, 0};
+      for (const int64_t width : {int64_t{1}, int64_t{70}, kWindowRows * kWidth}) {
+        const std::vector<int64_t> rows = {kWindowRows * kWidth / width - 1, 0};
         std::vector<int64_t> zeros(static_cast<size_t>(2 * width));  // in float16, too
         for (const Access kind : {Access::kAdd, Access::kRacyAdd})
           EXPECT_OK(access(window, kind, rows, zeros, width));
@@ -135,7 +137,7 @@ TEST(window_refuses_rows_outside_the_part) {
   on_threads(2, [](Rank& me) {
     on_windows(me, {"float32"}, [&](Window& window) {
       std::vector<float> values(2 * kWidth);
-      for (const int64_t index : {int64_t{-1}, kRows}) {
+      for (const int64_t index : {int64_t{-1}, kWindowRows}) {
         const Status status = access(window, Access::kAtomicAdd, {0, index}, values);
         EXPECT_EQ(status.code(), RINGAR_MISMATCH);
         EXPECT_CONTAINS(status.message(),

@@ -56,9 +56,9 @@ class Exchange : public InternalRequest {
   std::vector<std::byte> all_;
 };
 
-class Handshake : public InternalRequest {
+class HostHandshake : public InternalRequest {
  public:
-  explicit Handshake(const Spec& of) : InternalRequest(of) {
+  explicit HostHandshake(const Spec& of) : InternalRequest(of) {
     spec_.collective = Collective::kBarrier;
   }
 };
@@ -116,7 +116,7 @@ bool rows_of(const Request& request, int ranks, std::vector<int64_t>* counts) {
   return !counts->empty();
 }
 
-Status exchange_rows(Communicator& c, Request& request) {
+Status exchange_rows_on_hosts(Communicator& c, Request& request) {
   std::vector<int64_t> counts;
   if (!rows_of(request, c.size(), &counts)) return handshake_on_hosts(c, request.spec);
   const size_t count = counts.size(), ranks = static_cast<size_t>(c.size());
@@ -340,7 +340,7 @@ Status enqueue(Communicator& c, Request& request, const std::shared_ptr<Enqueued
 }  // namespace
 
 Status handshake_on_hosts(Communicator& c, const Spec& spec) {
-  Handshake handshake(spec);
+  HostHandshake handshake(spec);
   return c.size() > 1 ? c.run_on_hosts(handshake) : Status();
 }
 
@@ -368,7 +368,7 @@ Status run_on_gpus(Communicator& c, Request& request) {
   Gpu& gpu = *c.world().gpu;
   const CurrentContext current(gpu.driver(), gpu.context());
   RINGAR_RETURN_IF_ERROR(current.status());
-  RINGAR_RETURN_IF_ERROR(exchange_rows(c, request));
+  RINGAR_RETURN_IF_ERROR(exchange_rows_on_hosts(c, request));
   std::vector<Enqueued::Range> outputs;
   RINGAR_RETURN_IF_ERROR(place_outputs(c, request, &outputs));
   if (c.size() == 1 && factor_of(request.spec) == 1.0) return copy_alone(gpu, request);

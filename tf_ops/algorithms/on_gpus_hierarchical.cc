@@ -27,7 +27,7 @@ namespace ringar {
 namespace {
 
 constexpr size_t kSliceBytes = size_t{4} << 20;
-constexpr size_t kAlignment = 64;
+constexpr size_t kSliceAlignment = 64;
 
 class Hierarchy {
  public:
@@ -42,7 +42,8 @@ class Hierarchy {
       array_.append(t.input, t.output,
                     static_cast<size_t>(t.shape.elements()) * request.element_size());
     const size_t even = (array_.size() + rails_ - 1) / rails_;
-    slice_ = std::clamp((even + kAlignment - 1) / kAlignment * kAlignment, kAlignment, kSliceBytes);
+    slice_ = std::clamp((even + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment,
+                        kSliceAlignment, kSliceBytes);
   }
 
   // To be called before the group is locked, since it may wait for collectives under way.

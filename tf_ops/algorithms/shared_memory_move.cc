@@ -29,7 +29,7 @@
 namespace ringar {
 namespace {
 
-struct Stream {
+struct StreamSteps {
   size_t header, room;
 
   size_t begin(uint64_t step) const { return step == 0 ? 0 : room - header + (step - 1) * room; }
@@ -62,7 +62,7 @@ Status header_too_long(size_t arrays) {
 }
 
 // Puts the chunk of this step into this rank's send buffer.
-void publish(IntraNodeCommunicator& host, const Stream& stream, const BufferList& outgoing,
+void publish(IntraNodeCommunicator& host, const StreamSteps& stream, const BufferList& outgoing,
              uint64_t step) {
   host.timed(Span::kCopy, [&] {
     outgoing.gather(stream.begin(step), stream.end(step, outgoing.size()),
@@ -72,8 +72,9 @@ void publish(IntraNodeCommunicator& host, const Stream& stream, const BufferList
 
 // Copies the chunks of all ranks, step by step. `outgoing` has the data of this rank, `incoming[r]`
 // the place for those of rank r; `at` is where this rank's chunks lie in a send buffer of r.
-Status run_stream(IntraNodeCommunicator& host, const Stream& stream, const BufferList& outgoing,
-                  const std::vector<BufferList>& incoming, size_t longest) {
+Status run_stream(IntraNodeCommunicator& host, const StreamSteps& stream,
+                  const BufferList& outgoing, const std::vector<BufferList>& incoming,
+                  size_t longest) {
   for (uint64_t step = 0;; ++step) {
     if (step > 0) {
       publish(host, stream, outgoing, step);
@@ -95,7 +96,7 @@ Status run_stream(IntraNodeCommunicator& host, const Stream& stream, const Buffe
 
 Status allgather_in_shared_memory(IntraNodeCommunicator& host, Request& request) {
   const size_t arrays = request.tensors.size(), ranks = static_cast<size_t>(host.size());
-  const Stream stream{header_bytes(2 * arrays), host.send_buffer_bytes()};
+  const StreamSteps stream{header_bytes(2 * arrays), host.send_buffer_bytes()};
   if (stream.header > stream.room) return header_too_long(arrays);
   const auto counts = [&](int r) { return reinterpret_cast<int64_t*>(host.send_buffer(r)); };
   const auto offers = [&](int r) { return reinterpret_cast<uint64_t*>(counts(r) + arrays); };
@@ -139,7 +140,7 @@ Status broadcast_in_shared_memory(IntraNodeCommunicator& host, Request& request)
   // All ranks know alike whether there are offers.
   const size_t room = host.send_buffer_bytes();
   const bool offering = request.input_bytes() >= OutputPool::kLeastBytes && 8 * arrays < room;
-  const Stream stream{offering ? header_bytes(arrays) : 0, room};
+  const StreamSteps stream{offering ? header_bytes(arrays) : 0, room};
   auto* const offers = reinterpret_cast<uint64_t*>(host.send_buffer(root));
   if (is_root && offering) offer_inputs(host, request, offers, arrays);
   const auto pooled = [&](size_t i) { return offering ? host.offered(root, offers[i]) : nullptr; };

@@ -12,6 +12,9 @@
 
 namespace ringar {
 
+// Of a stream.
+constexpr int kMessagesUnderWay = 2;
+
 class Channel {
  public:
   virtual ~Channel() = default;

@@ -9,10 +9,6 @@
 namespace ringar {
 namespace {
 
-int place_in(const std::vector<int>& ranks, int rank) {
-  return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-}
-
 std::vector<int> local_ranks_of(const std::vector<int>& ranks, const Topology& topology) {
   std::vector<int> local_ranks;
   std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(local_ranks),

@@ -9,8 +9,8 @@ namespace ringar {
 namespace {
 
 // Closing waits for the other ranks: their GPUs may still read from this one's memory.
-constexpr double kFarewell = 30;     // seconds
-constexpr double kEndDeadline = 10;  // of a call that ends a communicator
+constexpr double kCloseDeadline = 30;  // seconds
+constexpr double kEndDeadline = 10;    // of a call that ends a communicator
 
 Timeouts without_stop(Timeouts timeouts) {
   timeouts.stop = nullptr;
@@ -71,7 +71,7 @@ void GpuCommunicator::close(bool in_order) {
   const double patience = std::min(kEndDeadline, timeouts_.deadline);
   if (!wait_at_most(patience, {}, [&] { return lock.try_lock(); })) return;
   if (!communicator_) return;
-  const double farewell = std::min(kFarewell, timeouts_.deadline);
+  const double farewell = std::min(kCloseDeadline, timeouts_.deadline);
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(farewell);
   const auto wait = [&]() -> Status {
     const std::string why = trouble();

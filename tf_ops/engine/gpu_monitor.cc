@@ -14,8 +14,8 @@
 namespace ringar {
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(500);
-constexpr double kGrace = 5;  // seconds, in which the call may still return
+constexpr auto kMonitorPeriod = std::chrono::milliseconds(500);
+constexpr double kCallGrace = 5;  // seconds, in which the call may still return
 
 std::string describe(const LongestCall& call) {
   return std::string(call.name) + " has not returned for " + text_of_seconds(call.seconds) +
@@ -51,11 +51,11 @@ void GpuMonitor::thread_main() {
   begin_thread("ringar monitor");
   int looks = 0;
   std::unique_lock<std::mutex> lock(mutex_);
-  while (!news_.wait_for(lock, kLook, [&] { return closing_; })) {
+  while (!news_.wait_for(lock, kMonitorPeriod, [&] { return closing_; })) {
     const LongestCall call = longest_call();
     looks = call.name && call.seconds > deadline_ ? looks + 1 : 0;
     if (looks == 2) tell({RINGAR_DEVICE, describe(call)});
-    if (looks < 2 || call.seconds < deadline_ + kGrace) continue;
+    if (looks < 2 || call.seconds < deadline_ + kCallGrace) continue;
     std::fprintf(stderr, "ringar: process %d ends, since %s\n", getpid(), describe(call).c_str());
     _exit(1);
   }

@@ -12,11 +12,11 @@
 namespace ringar {
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(20);
+constexpr auto kWatchPeriod = std::chrono::milliseconds(20);
 
 // Data that a rank has sent before it was lost may still be on their way to this GPU, and NCCL sees
 // the end of a connection before anybody knows whose it was.
-constexpr double kGrace = 1;  // seconds
+constexpr double kNewsGrace = 1;  // seconds
 // A GPU on which not even an aborted kernel ends is not waited for any longer.
 constexpr double kAbortDeadline = 60;  // seconds
 constexpr double kRestDeadline = 5;    // seconds
@@ -282,7 +282,7 @@ Status GpuWatch::check(Enqueued& front) {
                             : Status(trouble.code(), trouble.message() + "; " + of_nccl.message());
   else if (trouble_.ok())
     trouble_ = of_nccl;
-  return watchdog_->seconds() - trouble_since_ < kGrace ? Status() : trouble_;
+  return watchdog_->seconds() - trouble_since_ < kNewsGrace ? Status() : trouble_;
 }
 
 void GpuWatch::retire_front() {
@@ -327,7 +327,7 @@ void GpuWatch::thread_main() {
     } else {
       const CurrentContext current(driver_, context_);
       if (current.status().ok()) look();  // if not, who waits will hear of it
-      news_.wait_for(lock, kLook, [&] { return closing_; });
+      news_.wait_for(lock, kWatchPeriod, [&] { return closing_; });
     }
   }
 }

@@ -10,7 +10,6 @@
 namespace ringar {
 namespace {
 
-constexpr int kBuffers = 2;
 constexpr uint64_t kTags = Spec::kUserTags + Spec::kPipelineTags;
 // In place of the number of messages taken, once the receiver forgets all that come.
 constexpr uint64_t kForgotten = SlotAllocator::kFilling - 1;
@@ -29,9 +28,9 @@ struct Place {
 // Of one stream. One cache line (and its neighbour) for what each end writes.
 struct Line {
   alignas(128) std::atomic<uint64_t> sent_count;
-  Place places[kBuffers];  // of the slots
+  Place places[kMessagesUnderWay];  // of the slots
   alignas(128) std::atomic<uint64_t> taken_count;
-  Refusal refusals[kBuffers];
+  Refusal refusals[kMessagesUnderWay];
 };
 static_assert(sizeof(Line) <= 4096, "a line fits into the smallest page");
 
@@ -108,11 +107,11 @@ class HostSender : public HostChannel {
     const uint64_t taken_count = line_->taken_count.load();
     if (taken_count == kForgotten) return {};
     RINGAR_RETURN_IF_ERROR(refused(taken_count));
-    if (number_ - taken_count >= kBuffers) return {};
-    SlotAllocator::Slot*& slot = slots_[number_ % kBuffers];
+    if (number_ - taken_count >= kMessagesUnderWay) return {};
+    SlotAllocator::Slot*& slot = slots_[number_ % kMessagesUnderWay];
     RINGAR_RETURN_IF_ERROR(allocator_.take(message_bytes(request), line_->taken_count, &slot));
     write_message(request, number_, 0, slot->memory);
-    line_->places[number_ % kBuffers] = {slot->offset, slot->bytes};
+    line_->places[number_ % kMessagesUnderWay] = {slot->offset, slot->bytes};
     slot->until.store(number_ + 1);
     line_->sent_count.store(++number_);
     tell();
@@ -124,7 +123,7 @@ class HostSender : public HostChannel {
   // The first refusal that was not reported yet.
   Status refused(uint64_t taken_count) {
     for (; looked_at_ < taken_count; ++looked_at_) {
-      const Refusal& refusal = line_->refusals[looked_at_ % kBuffers];
+      const Refusal& refusal = line_->refusals[looked_at_ % kMessagesUnderWay];
       if (refusal.count.load() != looked_at_ + 1) continue;
       ++looked_at_;
       return {RINGAR_MISMATCH, refusal.why};
@@ -133,7 +132,7 @@ class HostSender : public HostChannel {
   }
 
   SlotAllocator& allocator_;
-  SlotAllocator::Slot* slots_[kBuffers] = {};  // that it has used last
+  SlotAllocator::Slot* slots_[kMessagesUnderWay] = {};  // that it has used last
   uint64_t looked_at_ = 0;  // messages of which it is known whether they were refused
 };
 
@@ -147,8 +146,8 @@ class HostReceiver : public HostChannel {
   Status advance(Request& request, bool* done) override {
     RINGAR_RETURN_IF_ERROR(check_memory());
     if (line_->sent_count.load() == number_) return {};
-    Mapping& slot = slots_[number_ % kBuffers];
-    const Place place = line_->places[number_ % kBuffers];
+    Mapping& slot = slots_[number_ % kMessagesUnderWay];
+    const Place place = line_->places[number_ % kMessagesUnderWay];
     if (place.offset != slot.place.offset && !map(slot, place))
       return no_memory(*end_.segment, "a message", errno);
     const Status status = read_message(slot.memory, end_.from_rank, end_.to_rank, request);
@@ -182,14 +181,14 @@ class HostReceiver : public HostChannel {
     mapping = {};
   }
   void refuse(const std::string& why) {
-    Refusal& refusal = line_->refusals[number_ % kBuffers];
+    Refusal& refusal = line_->refusals[number_ % kMessagesUnderWay];
     const size_t bytes = fitting(why, sizeof refusal.why - 1);
     std::memcpy(refusal.why, why.data(), bytes);
     refusal.why[bytes] = '\0';
     refusal.count.store(number_ + 1);
   }
 
-  Mapping slots_[kBuffers];
+  Mapping slots_[kMessagesUnderWay];
 };
 
 }  // namespace

@@ -18,7 +18,6 @@ namespace {
 enum Part { kHeader, kRest, kReceipt, kParts };
 static_assert(kParts == kTagsOfAMessage, "a message has a tag for each part");
 
-constexpr int kBuffers = 2;
 constexpr size_t kMostBytes = size_t{1} << 30;  // of a transfer: MPI counts them in an int
 constexpr double kGrace = 1.0;                  // seconds that a message may take by itself
 
@@ -130,10 +129,10 @@ class LinkSender : public LinkChannel {
       refusals_.pop_front();
       return {RINGAR_MISMATCH, why};
     }
-    Buffer& buffer = buffers_[number_ % kBuffers];
+    Buffer& buffer = buffers_[number_ % kMessagesUnderWay];
     bool is_free = false;
     RINGAR_RETURN_IF_ERROR(poll_sent(buffer, &is_free));
-    if (!is_free || number_ - receipt_count_ >= kBuffers) return {};
+    if (!is_free || number_ - receipt_count_ >= kMessagesUnderWay) return {};
     const size_t bytes = message_bytes(request);
     write_message(request, number_, end_.generation, take(buffer, bytes));
     RINGAR_RETURN_IF_ERROR(send(kHeader, buffer, 0, sizeof(Header)));
@@ -181,7 +180,7 @@ class LinkSender : public LinkChannel {
     return {};
   }
 
-  Buffer buffers_[kBuffers];
+  Buffer buffers_[kMessagesUnderWay];
   Buffer receipt_;
   uint64_t receipt_count_ = 0;  // messages whose receipt has come
   std::deque<std::string> refusals_;

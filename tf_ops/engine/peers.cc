@@ -9,16 +9,6 @@
 #include "engine/wait.h"
 
 namespace ringar {
-namespace {
-
-constexpr double kFarewell = 0.5;  // seconds
-
-size_t place_in(const std::vector<int>& members, int rank) {
-  return static_cast<size_t>(std::find(members.begin(), members.end(), rank) - members.begin());
-}
-
-}  // namespace
-
 Peers::Peers(Link& link, const Topology& topology, const SharedSegment* segment, int generation)
     : link_(link),
       topology_(topology),
@@ -35,7 +25,8 @@ Peers::~Peers() {
 
 void Peers::add_neighbors(const std::vector<int>& members) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const size_t n = members.size(), me = place_in(members, topology_.rank);
+  const size_t n = members.size();
+  const auto me = static_cast<size_t>(place_in(members, topology_.rank));
   for (size_t distance = 1; distance < n; distance *= 2) {
     audience_.insert(members[(me + distance) % n]);
     audience_.insert(members[(me + n - distance) % n]);
@@ -130,7 +121,8 @@ bool Peers::waiting(int set, uint64_t sequence, const std::vector<int>& members,
   message.rank = topology_.rank;
   message.set = set;
   message.sequence = sequence;
-  const size_t n = members.size(), me = place_in(members, topology_.rank);
+  const size_t n = members.size();
+  const auto me = static_cast<size_t>(place_in(members, topology_.rank));
   const size_t distance = size_t{1} << hop;
   std::string places;
   if (set >= 0) {

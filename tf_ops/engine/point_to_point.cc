@@ -6,7 +6,6 @@
 namespace ringar {
 namespace {
 
-constexpr double kFarewell = 0.5;        // seconds
 constexpr Rest kForever{0, 3600, 3600};  // until somebody rings
 
 // Where nobody rings, a rank has to look.

@@ -9,12 +9,12 @@
 namespace ringar {
 namespace {
 
-struct Level {
+struct ReduceKernels {
   void (*reduce)(DataType, ReduceOp, const KernelCall&);
   void (*convert)(const ConvertCall&);
 };
 
-Level best_level() {
+ReduceKernels best_kernels() {
 #if defined(__x86_64__)
   if (cpu_level() == CpuLevel::kAvx512) return {reduce_avx512, convert_avx512};
   if (cpu_level() == CpuLevel::kAvx2) return {reduce_avx2, convert_avx2};
@@ -24,8 +24,8 @@ Level best_level() {
   return {reduce_baseline, convert_baseline};
 }
 
-const Level& level() {
-  static const Level chosen = best_level();
+const ReduceKernels& kernels() {
+  static const ReduceKernels chosen = best_kernels();
   return chosen;
 }
 
@@ -34,14 +34,14 @@ const Level& level() {
 void reduce(const Reduction& reduction, const std::byte* const* sources, int count, std::byte* to,
             size_t elements) {
   const DefaultRounding rounding;
-  level().reduce(reduction.dtype, reduction.op,
-                 {sources, count, reduction.prescale, reduction.postscale, to, elements});
+  kernels().reduce(reduction.dtype, reduction.op,
+                   {sources, count, reduction.prescale, reduction.postscale, to, elements});
 }
 
 void convert(DataType from_type, DataType to_type, const std::byte* from, std::byte* to,
              size_t elements) {
   const DefaultRounding rounding;
-  level().convert({from_type, to_type, from, to, elements});
+  kernels().convert({from_type, to_type, from, to, elements});
 }
 
 }  // namespace ringar

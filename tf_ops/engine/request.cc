@@ -5,10 +5,6 @@
 namespace ringar {
 namespace {
 
-std::string text(int64_t number) {
-  return std::to_string(number);
-}
-
 std::string list(const std::vector<int64_t>& values) {
   std::string s = "[";
   for (size_t i = 0; i < values.size(); ++i) s += (i ? ", " : "") + text(values[i]);

@@ -41,7 +41,6 @@ void move_one(typename Number::Word* at, const std::byte* before, std::byte* aft
 
 // A gather has left the lines of these rows shared. An atomic addition waits for its line to become
 // this core's alone, so several are asked for at a time.
-constexpr int64_t kRowsAhead = 8;
 void own_soon(const void* line) {
 #if defined(__x86_64__)
   // The builtin makes it a prefetch for reading, unless all processors are known to have this one.

@@ -16,6 +16,9 @@
 
 namespace ringar {
 
+// Another core may have written the next rows last: the lines of so many are asked for together.
+constexpr int64_t kRowsAhead = 8;
+
 struct SharedChange {
   DataType dtype;
   bool is_atomic;

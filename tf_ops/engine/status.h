@@ -30,6 +30,10 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
+inline std::string text(int64_t number) {
+  return std::to_string(number);
+}
+
 // How many bytes of a text fit into `limit` without cutting a character of UTF-8 in two: a message
 // with half of one becomes an error of its own in TensorFlow.
 inline size_t fitting(const std::string& text, size_t limit) {

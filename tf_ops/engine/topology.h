@@ -9,6 +9,11 @@
 
 namespace ringar {
 
+// The index of a rank in a list of ranks; the list's size if it is not there.
+inline int place_in(const std::vector<int>& ranks, int rank) {
+  return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
 struct Topology {
   int rank = 0;           // this one
   std::vector<int> host;  // of each rank of the job

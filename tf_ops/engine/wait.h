@@ -105,6 +105,9 @@ Status wait_until(const Rest& rest, Flag* flag, Look look, Check check = {}) {
   return wait_with(rest, [&](double s) { sleep_on(flag, snapshot, s); }, look_since, check);
 }
 
+// How long a rank that leaves waits, in seconds, until others have taken what it has sent.
+constexpr double kFarewell = 0.5;
+
 // Waits for at most so many seconds; returns whether it is done.
 template <typename IsDone>
 bool wait_at_most(double seconds, const Rest& rest, IsDone is_done) {

@@ -7,10 +7,6 @@
 namespace ringar {
 namespace {
 
-std::string text(int64_t number) {
-  return std::to_string(number);
-}
-
 constexpr auto kLookEvery = static_cast<int64_t>(Rest::kCheckEvery * 1e9);
 
 const char* name_of(const WindowAccess& access) {

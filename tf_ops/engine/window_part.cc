@@ -21,7 +21,6 @@ struct alignas(64) WindowPart::Chunk {
 namespace {
 
 constexpr int kReadsWithoutLock = 8;
-constexpr int64_t kRowsAhead = 8;
 
 // A read that a write has overtaken is thrown away: this race is no error. ThreadSanitizer knows no
 // fences (and would not see the order anyway), so it must not see the copy. Elements are copied as
@@ -129,7 +128,6 @@ Status WindowPart::access(const WindowRows& all) const {
   WindowAccess row{all.kind, 0, all.width, all.array, nullptr, all.before};
   const auto start_of = [&](int64_t i) { return all.rows[i] * all.stride + all.column; };
   for (int64_t i = 0; i < all.count; ++i) {
-    // Another core may have written the next rows last: their lines are asked for together.
     if (i + kRowsAhead < all.count) __builtin_prefetch(at(start_of(i + kRowsAhead)));
     row.start = start_of(i);
     if (is_racy)

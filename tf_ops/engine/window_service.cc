@@ -39,7 +39,6 @@ constexpr int kUnderWay = 24;           // pieces of an access
 constexpr size_t kPieceBytes = 60'000;  // MPI asks the receiver first for more than 64,000
 constexpr size_t kMostVersions = kPieceBytes / WindowLayout::kChunkUnit + 2;
 constexpr size_t kMostWords = 2000;  // of an error
-constexpr double kFarewell = 0.5;    // seconds
 
 bool sends_array(Access kind) {
   return kind != Access::kGet && kind != Access::kVersions;

@@ -7,13 +7,13 @@
 namespace ringar {
 namespace {
 
-struct Remedy {
+struct CudaRemedy {
   cuda::Result error;
   const char* text;
 };
 
 // Of errors that tell of the machine or of the process, and not of a call.
-constexpr Remedy kRemedies[] = {
+constexpr CudaRemedy kCudaRemedies[] = {
     {cuda::kOutOfMemory,
      "The GPU's memory is full: let TensorFlow grow (TF_FORCE_GPU_ALLOW_GROWTH=true), or give it a "
      "limit"},
@@ -76,7 +76,7 @@ Status Cuda::check(const char* call, cuda::Result result) const {
   if (GetErrorString(result, &text) != cuda::kSuccess || !text) text = "no description";
   std::string what =
       std::string(call) + " failed with " + name + " (" + std::to_string(result) + "): " + text;
-  for (const Remedy& remedy : kRemedies)
+  for (const CudaRemedy& remedy : kCudaRemedies)
     if (remedy.error == result) what += std::string(". ") + remedy.text;
   return {RINGAR_DEVICE, what};
 }

@@ -20,12 +20,12 @@ constexpr const char* kInstall =
     "Install one: pip install nvidia-nccl-cu12 (or -cu13 for CUDA 13), or name its file: "
     "RINGAR_NCCL_LIBRARY.";
 
-struct Remedy {
+struct NcclRemedy {
   const char *part, *text;
 };
 
 // By a part of what NCCL says of the last error.
-constexpr Remedy kRemedies[] = {
+constexpr NcclRemedy kNcclRemedies[] = {
     {"driver version is insufficient",
      "NCCL was built for a newer CUDA than the driver's: update NVIDIA's driver, or, for a driver "
      "of "
@@ -142,7 +142,7 @@ Status Nccl::check(const char* call, nccl::Result result, nccl::Comm comm) const
                      std::to_string(result) + ")";
   if (!detail || !*detail) return {RINGAR_DEVICE, text};
   text += ": " + std::string(detail);
-  for (const Remedy& remedy : kRemedies)
+  for (const NcclRemedy& remedy : kNcclRemedies)
     if (std::strstr(detail, remedy.part)) text += std::string(". ") + remedy.text;
   return {RINGAR_DEVICE, text};
 }

@@ -20,11 +20,11 @@ constexpr int kSlots = 64;
 CallSlot slots[kSlots];
 
 // The slot of a thread; null where threads are more than slots: their calls are not noted.
-struct Place {
+struct ThreadSlot {
   CallSlot* slot = nullptr;
   bool ignores = false;
 
-  Place() {
+  ThreadSlot() {
     for (CallSlot& candidate : slots) {
       bool is_taken = false;
       if (!candidate.is_taken.compare_exchange_strong(is_taken, true)) continue;
@@ -32,12 +32,12 @@ struct Place {
       return;
     }
   }
-  ~Place() {
+  ~ThreadSlot() {
     if (slot) slot->is_taken.store(false);
   }
 };
 
-thread_local Place place;
+thread_local ThreadSlot place;
 
 }  // namespace
 

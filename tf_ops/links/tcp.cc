@@ -52,7 +52,7 @@ int stream_of(int tag) {
 }
 
 // For what is still to be sent when the link is closed.
-constexpr std::chrono::seconds kFarewell(1);
+constexpr std::chrono::seconds kSendGrace(1);
 
 // Of connections that have not proved anything yet, beside those of all ranks at once. Beyond, the
 // oldest one is closed.
@@ -70,7 +70,7 @@ class TcpLink : public Link {
 
   // Other ranks may wait for messages still on their way; ranks that do not read them get no more.
   ~TcpLink() override {
-    const auto latest = Clock::now() + kFarewell;
+    const auto latest = Clock::now() + kSendGrace;
     while (sends() && Clock::now() < latest && progress().ok())
       std::this_thread::sleep_for(std::chrono::microseconds(200));
   }

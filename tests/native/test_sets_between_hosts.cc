@@ -76,9 +76,9 @@ TEST(between_hosts_a_broken_process_set_stays) {
     // Who has to wait for the others hears that rank 0 has given up.
     const bool has_waited = refused.code() == RINGAR_PEER_LOST;
     EXPECT(has_waited || refused.code() == RINGAR_MISMATCH);
-    EXPECT_CONTAINS(refused.message(),
-                    has_waited ? "rank 0 has given up: rank 0 | barrier"
-                               : "rank 0: remove_process_set \"1\", refused: expected");
+    EXPECT_CONTAINS(refused.message(), has_waited
+                                           ? "rank 0 has given up: rank 0 | barrier"
+                                           : "rank 0: remove_process_set \"1\", refused: expected");
     me.meet(1);
   });
 }

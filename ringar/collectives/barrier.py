@@ -44,15 +44,12 @@ def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -
 
 
 def _add_to_graph(call: Call) -> None:
-    import tensorflow as tf
-
     from ringar.collectives import compiled, one_rank, order
 
     order.check_session_graph(call, has_result=False)
     if native.absence() is not None:
         one_rank.barrier(call)
     elif compiled.is_compiling():
-        # XLA passes one result as a buffer and several as a list; the library expects a list.
-        compiled.run(call.spec(), [], [tf.TensorSpec([], tf.uint8)])
+        compiled.run(call.spec(), [], [])
     else:
         order.in_order(lambda: native.op("barrier", wait=True)(spec=call.spec()))

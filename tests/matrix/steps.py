@@ -1,4 +1,4 @@
-"""What must work beside every TensorFlow: an allreduce, fit, a compiled fit, modules.
+"""What must work beside every TensorFlow: collectives, fit, a compiled fit, modules.
 
 Runs on every rank, with the installed wheel; it imports nothing of the checkout.
 """
@@ -39,6 +39,23 @@ def check_allreduce() -> None:
     for function in (reduce, reduce, tf.function(reduce), compiled):  # repeated: eager.py
         np.testing.assert_array_equal(function(tf.constant(array)), total)
     np.testing.assert_array_equal(reduce(array), total)
+
+
+def check_compiled_collectives() -> None:
+    """Runs the other collectives compiled; the barrier has no array, only a token."""
+
+    @tf.function(jit_compile=True)
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        ringar.barrier()
+        scattered = ringar.reducescatter(x, ringar.Sum)
+        return ringar.allgather(x), ringar.broadcast(x, 1), ringar.alltoall(x), scattered
+
+    rank, size = ringar.rank(), ringar.size()
+    rows = np.arange(size) + 10 * np.arange(size)[:, None]  # one of each rank
+    expected = (rows.ravel(), rows[1], rows[:, rank], rows.sum(axis=0)[rank : rank + 1])
+    for _ in range(2):
+        for received, value in zip(step(tf.constant(rows[rank])), expected, strict=True):
+            np.testing.assert_array_equal(received, value)
 
 
 def check_custom_call() -> None:
@@ -116,13 +133,14 @@ def main() -> None:
     check_hooks()
     assert is_for_all() == WAS_FOR_ALL, "ringar has opened TensorFlow for all libraries"
     check_allreduce()
+    check_compiled_collectives()
     check_custom_call()
     check_fit(jit_compile=False)
     check_fit(jit_compile=True)
     check_modules()
     if ringar.rank() == 0:
         versions = f"TensorFlow {tf.__version__}, Keras {keras.__version__}, NumPy {np.__version__}"
-        print(f"{ringar.size()} ranks, {versions}: allreduce, fit, compiled fit and modules agree")
+        print(f"{ringar.size()} ranks, {versions}: collectives, fit and modules agree")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ class Hook:
         attribute: its name.
         wrapper: `module:function` in ringar. The function takes the original and returns its
             replacement, which calls the original with the same arguments.
-        since: the first Keras that has the attribute, or the first TensorFlow.
         is_public: whether Keras or TensorFlow documents the attribute.
         is_needed: whether the feature is refused where the attribute is missing.
     """
@@ -39,29 +38,28 @@ class Hook:
     owner: str
     attribute: str
     wrapper: str
-    since: str = "Keras 3.0"
     is_public: bool = True
     is_needed: bool = True
 
 
 _MODEL, _SCALED = "keras.Model", "keras.optimizers.LossScaleOptimizer"
-_TAPE, _TENSORFLOW = "tensorflow.GradientTape", "TensorFlow 2.16"
+_TAPE = "tensorflow.GradientTape"
 
 #: The attributes that each feature replaces, in the order of their replacement.
 TABLE: dict[str, tuple[Hook, ...]] = {
     "code of ringar in a tf.function": (
         Hook(
             "tensorflow.python.autograph.impl.conversion", "is_allowlisted",
-            "ringar.collectives.autograph:sparing_ringar", _TENSORFLOW, is_public=False,
+            "ringar.collectives.autograph:sparing_ringar", is_public=False,
             is_needed=False,
         ),
     ),
     "distributed training": (
         Hook(_SCALED, "apply", "ringar.keras.apply:exchanging_before_overflow_check"),
         Hook(_MODEL, "make_train_function", "ringar.keras.share:observing_steps"),
-        Hook(_TAPE, "__enter__", "ringar.keras.loss_rows:beginning", _TENSORFLOW),
-        Hook(_TAPE, "__exit__", "ringar.keras.loss_rows:ending", _TENSORFLOW),
-        Hook(_TAPE, "gradient", "ringar.keras.loss_rows:computing", _TENSORFLOW),
+        Hook(_TAPE, "__enter__", "ringar.keras.loss_rows:beginning"),
+        Hook(_TAPE, "__exit__", "ringar.keras.loss_rows:ending"),
+        Hook(_TAPE, "gradient", "ringar.keras.loss_rows:computing"),
         Hook(
             "keras.src.losses.loss", "reduce_weighted_values",
             "ringar.keras.loss_parts:noting_parts", is_public=False,
@@ -123,13 +121,13 @@ TABLE: dict[str, tuple[Hook, ...]] = {
         *(
             Hook(
                 "tensorflow.python.ops.custom_gradient", name,
-                "ringar.keras.zero.recomputation:seeing_weights", _TENSORFLOW, is_public=False,
+                "ringar.keras.zero.recomputation:seeing_weights", is_public=False,
             )
             for name in ("_graph_mode_decorator", "_eager_mode_decorator")
         ),
         Hook(
             "tensorflow.python.eager.polymorphic_function.function_context",
-            "make_function_context", "ringar.keras.zero.graphs:tracing_anew", _TENSORFLOW,
+            "make_function_context", "ringar.keras.zero.graphs:tracing_anew",
             is_public=False,
         ),
     ),
@@ -199,8 +197,8 @@ def _object(path: str) -> Any:
 
 
 def _list(hooks: list[Hook]) -> str:
-    names = (f"{hook.owner}.{hook.attribute} (there since {hook.since})" for hook in hooks)
-    return f"lack {', '.join(names)}. Install versions that ringar serves, or a newer ringar."
+    names = ", ".join(f"{hook.owner}.{hook.attribute}" for hook in hooks)
+    return f"lack {names}. Install versions that ringar serves, or a newer ringar."
 
 
 def _versions() -> str:

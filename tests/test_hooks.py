@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+import runpy
 
 import keras
 import pytest
 
+import ringar.keras
 from ringar import hooks
 from ringar.errors import UnsupportedError
 
@@ -39,11 +41,11 @@ def test_an_attribute_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_feature_that_cannot_work_is_refused_by_name(
     owner: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hook = hooks.Hook(owner, "vanished", "ringar.keras.fitting:handing_over", since="Keras 9.9")
+    hook = hooks.Hook(owner, "vanished", "ringar.keras.fitting:handing_over")
     monkeypatch.setitem(hooks.TABLE, "time travel", (*hooks.TABLE["distributed training"], hook))
     expected = (
-        rf"Keras {keras.__version__} and TensorFlow \S+ lack {owner}.vanished \(there since Keras "
-        r"9\.9\)\. Install versions that ringar serves"
+        rf"Keras {keras.__version__} and TensorFlow \S+ lack {owner}\.vanished\. "
+        "Install versions that ringar serves"
     )
     with caplog.at_level(logging.WARNING, logger="ringar"):
         hooks.warn_of_gaps()
@@ -51,3 +53,10 @@ def test_a_feature_that_cannot_work_is_refused_by_name(
     assert caplog.text.count("time travel will be refused: ") == 1
     with pytest.raises(UnsupportedError, match=f"time travel cannot work here: {expected}"):
         hooks.install("time travel")
+
+
+def test_an_old_keras_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras, "__version__", "3.9.2")
+    expected = r"needs Keras 3\.12 or later, found 3\.9\.2\. .* pip install 'keras>=3\.12'"
+    with pytest.raises(ImportError, match=expected):
+        runpy.run_path(ringar.keras.__file__)

@@ -146,9 +146,7 @@ class Variables:
                 if gradients:
                     self.optimizer.apply(gradients, variables)
                 else:
-                    # Keras would not count this step. Early Keras 3 has one attribute.
-                    counter = getattr(self.optimizer, "_iterations", self.optimizer.iterations)
-                    counter.assign_add(1)
+                    self.optimizer._iterations.assign_add(1)  # Keras would not count this step
 
         if not self._traced:
             return step
@@ -207,7 +205,7 @@ def _rate_times(optimizer: Any, factor: tf.Tensor) -> Iterator[None]:
     rate = keras.ops.convert_to_tensor(optimizer.learning_rate)
     scaled = rate * tf.cast(factor, rate.dtype)
     former = optimizer._learning_rate
-    # Bypass Keras' __setattr__, which tracks attributes. Early Keras 3 passes the iterations.
+    # Bypass Keras' __setattr__, which tracks attributes.
     object.__setattr__(optimizer, "_learning_rate", lambda *_: scaled)
     try:
         yield

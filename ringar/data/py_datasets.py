@@ -48,8 +48,7 @@ class Share(keras.utils.PyDataset):
 
     def on_epoch_begin(self) -> None:
         """Begin the epoch of the whole dataset."""
-        # Early versions of Keras 3 do not have it.
-        getattr(self.source, "on_epoch_begin", lambda: None)()
+        self.source.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
         """End the epoch of the whole dataset."""

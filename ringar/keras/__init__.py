@@ -5,14 +5,14 @@ try:
     import tensorflow as _tensorflow  # noqa: F401  # Keras' only backend that ringar serves
 except ImportError as error:
     raise ImportError(
-        "ringar.keras needs Keras 3 and TensorFlow 2.16 or later, and one of them is missing: "
+        "ringar.keras needs Keras 3.12 and TensorFlow 2.16 or later, and one of them is missing: "
         f"{error}. Install both, for example with: pip install tensorflow keras"
     ) from error
 
-if int(_keras.__version__.split(".")[0]) < 3:
+if tuple(map(int, _keras.__version__.split(".")[:2])) < (3, 12):
     raise ImportError(
-        f"ringar.keras needs Keras 3 or later, found {_keras.__version__}. "
-        "Install it, for example with: pip install 'keras>=3'"
+        f"ringar.keras needs Keras 3.12 or later, found {_keras.__version__}. "
+        "Install it, for example with: pip install 'keras>=3.12'"
     )
 
 from ringar import hooks as _hooks

@@ -85,11 +85,11 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         grid: Grid | None = None,
         **kwargs: Any,
     ) -> None:
-        if not hasattr(keras.layers.BatchNormalization, "_moments"):  # before 3.0.5
+        if not hasattr(keras.layers.BatchNormalization, "_moments"):
             # Keras would never call the override below, and each rank would use its own statistics.
             raise UnsupportedError(
                 f"SyncBatchNormalization: expected a Keras whose BatchNormalization has a method "
-                f"_moments; received Keras {keras.__version__}. Install Keras 3.1 or newer."
+                f"_moments; received Keras {keras.__version__}. Install one that ringar serves."
             )
         _refuse(kwargs, "renorm", "it corrects errors of small batches, which a global batch lacks")
         _refuse(kwargs, "synchronized", "it is for tf.distribute, and these ranks are ringar's")

@@ -27,7 +27,7 @@ from ringar.sharding.cut import cut_of
 from ringar.sharding.grid import Grid
 from ringar.sharding.slots import NOT_ELEMENTWISE, inner_optimizer, with_nested
 
-#: The class, which early releases of Keras 3 lack.
+#: The class, which Keras 3.12 lacks.
 _MULTI_OPTIMIZER = getattr(keras.optimizers, "MultiOptimizer", ())
 
 

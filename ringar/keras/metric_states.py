@@ -6,7 +6,6 @@ on all ranks; Keras' own names may occur several times in a model with several o
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -117,13 +116,9 @@ def refusal_of(metric: Any) -> tuple[str, str] | None:
     # Keras' own metrics have sums only, and no boolean variables.
     if type(metric).__module__.startswith("keras.") or hasattr(metric, "combine_states"):
         return None
-    default = inspect.signature(keras.Variable.__init__).parameters.get("aggregation")
     for variable in metric.variables:
-        aggregation = getattr(variable, "aggregation", "sum")
-        # In early releases of Keras 3 "mean" is the default of a variable and says nothing.
-        is_chosen = default is not None and aggregation != default.default
-        if is_chosen and aggregation in ("mean", "only_first_replica"):
-            received = f'aggregation="{aggregation}"'
+        if variable.aggregation in ("mean", "only_first_replica"):
+            received = f'aggregation="{variable.aggregation}"'
         elif keras.backend.standardize_dtype(variable.dtype) == "bool":
             received = "dtype bool"
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -119,10 +118,9 @@ def convolutions() -> keras.Model:
 
 
 def repeated() -> keras.Model:
-    """Layers whose calls are repeated in the backward pass, from Keras 3.9 on."""
+    """Layers whose calls are repeated in the backward pass."""
     keras.utils.set_random_seed(0)
-    scope = keras.RematScope(mode="full") if hasattr(keras, "RematScope") else nullcontext()
-    with scope:  # Keras repeats layers whose call takes one argument
+    with keras.RematScope(mode="full"):  # Keras repeats layers whose call takes one argument
         layers = [L.Conv1D(4, 3, activation="tanh"), L.LayerNormalization()]
     layers = [keras.Input((6,)), L.Reshape((6, 1)), *layers, L.Flatten(), L.Dense(1)]
     return keras.Sequential(layers)

@@ -325,7 +325,7 @@ def test_refuses(option: str) -> None:
 
 
 def test_refuses_a_keras_that_would_not_ask_for_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(keras.layers.BatchNormalization, "_moments")  # as it was before 3.0.5
+    monkeypatch.delattr(keras.layers.BatchNormalization, "_moments")
     with pytest.raises(ringar.errors.UnsupportedError, match="expected a Keras whose .* received"):
         SyncBatchNormalization()
 

@@ -34,7 +34,7 @@ class Release:
     python: int
 
 
-RELEASES = [Release("2.16.2", "==3.3.*", 12), Release("2.21.*", ">=3.3", 13)]
+RELEASES = [Release("2.16.2", "==3.12.*", 12), Release("2.21.*", ">=3.12", 13)]
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import backend  # the class of layers' variables before Keras 3.4
 from keras.src.backend.common import stateless_scope  # in no public place
 from tensorflow.python.ops import gen_resource_variable_ops
 
@@ -140,7 +140,7 @@ class ShardedMixin:
 
 def is_of_keras(variable: Any) -> bool:
     """Return whether something is a variable of Keras."""
-    return isinstance(variable, backend.Variable)
+    return isinstance(variable, keras.Variable)
 
 
 def is_sharded(variable: Any) -> bool:

@@ -277,8 +277,6 @@ class ScanLSTM(_ScanRecurrent, keras.layers.LSTM):
 ScanSimpleRNN.__name__ = keras.layers.SimpleRNN.__name__
 ScanGRU.__name__ = keras.layers.GRU.__name__
 ScanLSTM.__name__ = keras.layers.LSTM.__name__
-# Keras 3.3 looks up these names when it loads a model.
-SimpleRNN, GRU, LSTM = ScanSimpleRNN, ScanGRU, ScanLSTM
 
 
 def _activation(layer: keras.layers.Layer, name: str) -> int:

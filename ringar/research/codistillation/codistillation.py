@@ -192,7 +192,7 @@ class CodistilledMixin:
         """Return the loss; in training, with the distances."""
         if self._compute_loss_has_training_arg:
             loss = super().compute_loss(x, y, y_pred, sample_weight, training)  # type: ignore[misc]
-        else:  # the method of a user, or of an early Keras 3
+        else:  # the method of a user
             loss = super().compute_loss(x, y, y_pred, sample_weight)  # type: ignore[misc]
             training = share.current() is not None
         teachers = self._codistillation.teachers

@@ -2,7 +2,7 @@
 //
 // A target is registered in two forms. XLA's typed FFI is the one that stays: versioned structs,
 // and a function that makes an error. Python calls it where TensorFlow exports the interface, from
-// version 0.1 on (TensorFlow 2.20 and 2.21). The older form, API_VERSION_STATUS_RETURNING_UNIFIED,
+// version 0.1 on (TensorFlow 2.18 to 2.21). The older form, API_VERSION_STATUS_RETURNING_UNIFIED,
 // is for TensorFlow before that; XLA has announced the end of forms before the typed one
 // (docs/architecture/tensorflow.md).
 
